@@ -1,0 +1,26 @@
+"""What may go wrong through no fault of the code: each error says what was wrong, what was expected, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class IhdmError(Exception):
+    """A failed job: unreadable data, a damaged model. The command line exits with 1."""
+
+    exit_code = 1
+
+
+class UsageError(IhdmError, ValueError):
+    """Wrong words: an unknown name, an impossible setting. The command line exits with 2."""
+
+    exit_code = 2
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
+    """The error for a name that does not exist, with the nearest one that does."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(known)}"
+    return UsageError(f"unknown {what} {name!r}; {hint}")
