@@ -1,0 +1,51 @@
+"""Shared by all tests: tiny things to work with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ihdm.config import Config
+from ihdm.data import ImageSet
+
+# The tensors are tiny: threads would only wait for each other, and badly so on a busy machine.
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def tiny_config() -> Config:
+    """A run of a few seconds: 8x8 images, ten levels, a network of some thousand parameters."""
+    return Config().with_settings(
+        [
+            "process.K=10",
+            "process.skip=linear",
+            "network.channels=8",
+            "network.multipliers=1,2",
+            "network.attention=1",
+            "network.blocks=1",
+            "trainer.steps=6",
+            "trainer.batch_size=8",
+            "trainer.warmup=2",
+            "trainer.lr=0.002",
+            "trainer.log_every=2",
+            "trainer.checkpoint_every=3",
+            "trainer.sample_every=6",
+            "trainer.samples=4",
+            "engine.device=cpu",
+        ]
+    )
+
+
+@pytest.fixture
+def tiny_images() -> ImageSet:
+    """Blobs: a bright square at a random place, as a data set that a tiny network can learn."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.zeros(40, 1, 8, 8, dtype=torch.uint8)
+    for image, (top, left) in zip(images, torch.randint(0, 5, (40, 2), generator=generator).tolist()):
+        image[0, top : top + 4, left : left + 4] = 220
+    return ImageSet("blobs", images[:32], images[32:])
