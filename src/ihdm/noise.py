@@ -1,0 +1,81 @@
+"""Where eps comes from.
+
+Noise is a pure function of (seed, image, step): no state, no order of drawing, the same on every device, and
+image i is the same whatever the batch around it. Rows that name the same image share their noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+PRIOR_CHOICE = 0  # the stream from which an image picks its prior component; steps use streams 1, 2, ..., K + 1
+
+
+class Noise(Protocol):
+    """A source of standard normal draws, one tensor (B, C, *grid) for each step k (Alg. 2)."""
+
+    def __call__(self, k: int) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class SeededNoise:
+    """eps for the rows of a batch, row b belonging to the image numbered `images[b]`.
+
+    images: int64 tensor (B,), on the device where the noise is wanted; equal numbers give equal noise.
+    shape: (C, *grid) of one image.
+    """
+
+    seed: int
+    images: Tensor
+    shape: Sequence[int]
+
+    def __call__(self, k: int) -> Tensor:
+        """Standard normal eps of shape (B, *shape), float32, by the Box-Muller transform."""
+        pixel = torch.arange(math.prod(self.shape), device=self.images.device)
+        bits = _scramble(self._stream(k)[:, None] + pixel * _GOLDEN)
+        radius = torch.sqrt(-2 * torch.log(((bits >> 32 & 0xFFFFFFFF) + 1).float() * 2.0**-32))
+        angle = (bits & 0xFFFFFFFF).float() * (2 * math.pi * 2.0**-32)
+        return (radius * torch.cos(angle)).view(-1, *self.shape)
+
+    def choice(self, n: int) -> Tensor:
+        """A number in 0..n-1 for each row, uniformly distributed."""
+        return (self._stream(PRIOR_CHOICE) & _MAX) % n
+
+    def _stream(self, k: int) -> Tensor:
+        """A 64-bit key for each row's draws of step k."""
+        return _scramble(_scramble(_scramble(self.images * 0 + self.seed) ^ self.images) ^ k)
+
+
+def mix_seed(*numbers: int) -> int:
+    """One non-negative 63-bit seed from several integers, well spread even if they are small and consecutive."""
+    key = torch.zeros((), dtype=torch.int64)
+    for number in numbers:
+        key = _scramble(key ^ _signed(number))
+    return int(key) & _MAX
+
+
+_MAX = 2**63 - 1
+
+
+def _signed(value: int) -> int:
+    """The 64-bit pattern of `value` as the signed number that torch.int64 holds."""
+    value &= 2**64 - 1
+    return value - 2**64 if value > _MAX else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_FACTORS = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+
+
+def _scramble(z: Tensor) -> Tensor:
+    """SplitMix64's output function (Steele et al. 2014): a bijection of 64 bits without visible structure."""
+    z = z + _GOLDEN
+    for shift, factor in zip((30, 27), _FACTORS):
+        z = (z ^ (z >> shift & (1 << 64 - shift) - 1)) * factor
+    return z ^ (z >> 31 & (1 << 33) - 1)

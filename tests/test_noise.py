@@ -1,0 +1,59 @@
+"""Noise is reproducible, independent of the batch, standard normal, and different wherever it should be."""
+
+from __future__ import annotations
+
+import scipy.stats
+import torch
+
+from ihdm.noise import SeededNoise, mix_seed
+
+
+def noise(images, seed=0, shape=(1, 16, 16)):
+    return SeededNoise(seed, torch.tensor(images), shape)
+
+
+def test_the_same_numbers_give_the_same_noise_whatever_the_batch():
+    together = noise([0, 1, 2, 3])(5)
+    for i in range(4):
+        assert torch.equal(noise([i])(5)[0], together[i])
+
+
+def test_equal_image_numbers_share_noise():
+    eps = noise([7, 7, 8])(1)
+    assert torch.equal(eps[0], eps[1])
+    assert not torch.equal(eps[0], eps[2])
+
+
+def test_seed_step_and_image_all_matter():
+    draws = [noise([0])(1), noise([1])(1), noise([0])(2), noise([0], seed=1)(1), noise([1], seed=-1)(1)]
+    for i, one in enumerate(draws):
+        for other in draws[:i]:
+            assert abs(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]))[0, 1]) < 0.25
+
+
+def test_draws_are_standard_normal():
+    eps = noise(range(400), shape=(3, 20, 20))(1).double()
+    statistic = scipy.stats.kstest(eps.flatten().numpy(), "norm").statistic
+    assert statistic < 1.63 / eps.numel() ** 0.5  # the 1 % level of the Kolmogorov-Smirnov test
+    assert eps.dtype == torch.float64 and torch.isfinite(eps).all()
+
+
+def test_neighbouring_pixels_images_and_steps_are_uncorrelated():
+    eps = torch.stack([noise(range(64), shape=(1, 32, 32))(k) for k in range(1, 5)])
+    limit = 4.5 / eps.numel() ** 0.5
+    for dim in range(5):
+        if eps.shape[dim] > 1:
+            product = eps.narrow(dim, 0, eps.shape[dim] - 1) * eps.narrow(dim, 1, eps.shape[dim] - 1)
+            assert abs(product.mean()) < limit * 1.2
+
+
+def test_choices_are_uniform():
+    counts = torch.bincount(noise(range(20_000)).choice(10), minlength=10)
+    assert scipy.stats.chisquare(counts.numpy()).pvalue > 1e-3
+
+
+def test_mixed_seeds_are_distinct_and_valid():
+    seeds = {mix_seed(a, b, c) for a in range(10) for b in range(10) for c in range(10)}
+    assert len(seeds) == 1000
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    torch.Generator().manual_seed(max(seeds))
