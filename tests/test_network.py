@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ihdm.config import load_config
+from ihdm.model import ModelConfig, build_network
+from ihdm.network import Attention, Downsample, UNet, Upsample
+
+COUNTS = [  # preset, strided convolutions (the public code), average pooling (the paper)
+    ("mnist", 42_082_049, 40_164_225),
+    ("cifar10", 61_060_867, 57_962_883),
+    ("afhq-64", 88_217_219, 81_874_691),
+    ("ffhq-128", 159_981_443, 147_592_067),
+]
+
+
+@pytest.mark.parametrize(("preset", "conv", "pool"), COUNTS)
+def test_parameter_counts_are_those_of_the_paper_and_its_code(preset, conv, pool):
+    for resample, expected in (("conv", conv), ("pool", pool)):
+        config = load_config(preset, [f"network.resample={resample}"])
+        height, width = config.data.size
+        with torch.device("meta"):
+            network = build_network(ModelConfig(config.process, config.network, (config.data.channels, height, width)))
+        assert sum(p.numel() for p in network.parameters()) == expected
+
+
+def tiny(channels=1, **options) -> UNet:
+    return UNet(channels, channels, channels=8, multipliers=(1, 2, 2), blocks=1, attention=(2,), **options)
+
+
+@pytest.mark.parametrize("resample", ["pool", "conv"])
+@pytest.mark.parametrize("size", [(27, 41), (8, 8), (1, 5), (2, 2)])
+@pytest.mark.parametrize("channels", [1, 2, 4, 7])
+def test_any_size_and_any_number_of_channels(resample, size, channels):
+    u = torch.randn(2, channels, *size)
+    assert tiny(channels, resample=resample)(u, torch.tensor([1, 7])).shape == u.shape
+
+
+def test_a_fresh_network_answers_zero():
+    u = torch.randn(2, 1, 8, 8)
+    assert not tiny()(u, torch.tensor([1, 2])).any()
+
+
+def awake(network: UNet) -> UNet:
+    """The network with every weight random, so that no branch is zero."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.1)
+    return network.eval()
+
+
+def test_samples_do_not_mix_and_levels_matter():
+    network, u = awake(tiny()), torch.randn(3, 1, 8, 8)
+    together = network(u, torch.tensor([1, 5, 9]))
+    torch.testing.assert_close(together[1:2], network(u[1:2], torch.tensor([5])))
+    assert (network(u[1:2], torch.tensor([6])) - together[1:2]).abs().max() > 1e-4
+
+
+def test_every_parameter_gets_a_gradient():
+    network = awake(tiny())
+    network(torch.randn(2, 1, 8, 8), torch.tensor([1, 2])).square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in network.parameters())
+
+
+def test_attention_is_softmax_attention():
+    attention, x = Attention(8), torch.randn(2, 8, 3, 4)
+    with torch.no_grad():
+        attention.project.weight.copy_(torch.eye(8))
+    pixels = attention.norm(x).flatten(2).transpose(1, 2)
+    q, k, v = attention.qkv(pixels).chunk(3, dim=-1)
+    expected = torch.softmax(q @ k.transpose(1, 2) / 8**0.5, -1) @ v
+    torch.testing.assert_close(attention(x), x + expected.transpose(1, 2).view_as(x))
+
+
+def test_pooling_averages_what_there_is_and_repetition_undoes_its_size():
+    x = torch.arange(15.0).view(1, 1, 3, 5)
+    pooled = Downsample(1, "pool")(x, torch.empty(0))
+    torch.testing.assert_close(pooled[0, 0], torch.tensor([[3.0, 5.0, 6.5], [10.5, 12.5, 14.0]]))
+    repeated = Upsample(1, "pool")(pooled, size=(3, 5))
+    assert repeated.shape == x.shape
+    assert repeated[0, 0, 0].tolist() == [3.0, 3.0, 5.0, 5.0, 6.5]
