@@ -1,0 +1,70 @@
+"""p(u_K): a Gaussian kernel density over blurred training images (section 2.1, "Prior").
+
+At level K an image is a handful of low cosine coefficients. The prior keeps those and drops the rest, which the
+blur has pushed below float32 rounding: a few megabytes stand for the whole blurred training set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ihdm.heat import GridLaplacian
+from ihdm.noise import SeededNoise
+
+ROUNDING = 2.0**-24  # half a unit in the last place of a float32 near 1
+
+
+class Prior:
+    """p(u_K) = mean over training images of N(F(t_K) u_0, delta^2 I).
+
+    coefficients: the kept entries of V^T F(t_K) u_0, shape (images, C, kept), float32.
+    """
+
+    def __init__(self, laplacian: GridLaplacian, t_K: float, coefficients: Tensor):
+        self.laplacian = laplacian
+        self.kept = kept_modes(laplacian, t_K)
+        if coefficients.ndim != 3 or coefficients.shape[-1] != int(self.kept.sum()) or len(coefficients) == 0:
+            raise ValueError(
+                f"prior coefficients of shape {tuple(coefficients.shape)} do not fit a grid {laplacian.grid} with "
+                f"{int(self.kept.sum())} coefficients at t_K = {t_K:g}"
+            )
+        self.coefficients = coefficients
+
+    @classmethod
+    def from_images(cls, laplacian: GridLaplacian, t_K: float, batches: Iterable[Tensor]) -> Prior:
+        """Blur images in [0, 1], given in batches (B, C, *grid), to level K."""
+        kept = kept_modes(laplacian, t_K)
+        decay = torch.exp(t_K * laplacian.eigenvalues)[kept]
+        coefficients = [(laplacian.to_spectrum(u_0.double())[..., kept] * decay).float() for u_0 in batches]
+        return cls(laplacian, t_K, torch.cat(coefficients))
+
+    def __len__(self) -> int:
+        return len(self.coefficients)
+
+    def means(self, index: Tensor) -> Tensor:
+        """The blurred training images F(t_K) u_0 with the given numbers."""
+        kept_hat = self.coefficients[index.to(self.coefficients.device)].to(index.device)
+        u_hat = kept_hat.new_zeros(*kept_hat.shape[:2], *self.laplacian.grid)
+        u_hat[..., self.kept.to(index.device)] = kept_hat
+        return self.laplacian.from_spectrum(u_hat)
+
+    def sample(self, choice: SeededNoise, eps: Tensor, delta: float) -> Tensor:
+        """u_K = F(t_K) u_0 + delta eps, with u_0 chosen by each row's own seed."""
+        return self.means(choice.choice(len(self))) + delta * eps
+
+
+def kept_modes(laplacian: GridLaplacian, t_K: float) -> Tensor:
+    """Which coefficients matter at time t_K, as a mask over the grid.
+
+    An image in [0, 1] on N pixels has |u_hat| <= sqrt(N), and a mode has values of at most sqrt(2^d / N) in d
+    dimensions, so by Cauchy-Schwarz the dropped modes change a pixel by at most sqrt(2^d sum exp(2 t_K eigenvalue)).
+    """
+    decay = torch.exp(t_K * laplacian.eigenvalues).flatten()
+    smallest_first = decay.argsort()
+    change = (2 ** len(laplacian.grid) * decay[smallest_first].square().cumsum(0)).sqrt()
+    kept = torch.ones_like(decay, dtype=torch.bool)
+    kept[smallest_first[change <= ROUNDING]] = False
+    return kept.view(laplacian.grid)

@@ -1,0 +1,69 @@
+"""The paper's process: blur and a little noise forward, deblurring and a little noise back (Eq. 3-4, Alg. 1-2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ihdm.heat import Constant, GridLaplacian
+from ihdm.schedule import Schedule
+
+if TYPE_CHECKING:
+    from ihdm.processes import Network
+    from ihdm.processes.skip import Skip
+
+
+@dataclass(frozen=True)
+class InverseHeat:
+    """q(u_k | u_0) = N(F(t_k) u_0, sigma^2 I) (Eq. 3) and p(u_prev | u_k) = N(mu(u_k, k), delta^2 I) (Eq. 4).
+
+    skip: how mu is made of the network, the paper's identity or the best linear predictor.
+    """
+
+    laplacian: GridLaplacian
+    schedule: Schedule
+    sigma: float
+    delta: float
+    skip: Skip
+    _t: Constant = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.sigma < float("inf") and 0 <= self.delta < float("inf")):
+            raise ValueError(f"noise cannot be negative: sigma is {self.sigma}, delta is {self.delta}")
+        object.__setattr__(self, "_t", Constant(self.schedule.t))
+
+    @property
+    def K(self) -> int:
+        return self.schedule.K
+
+    def blur(self, u_0: Tensor, k: Tensor) -> Tensor:
+        """F(t_k) u_0 (Eq. 2), with one level for each sample."""
+        return self.laplacian.dissipate(u_0, self._t.like(u_0)[k])
+
+    def mean(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
+        """mu(u_k, k) (Eq. 4)."""
+        return self.skip(network, u_k, k)
+
+    def squared_error(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+        """|| mu(F(t_k) u_0 + sigma eps, k) - F(t_{k-1}) u_0 ||^2, summed over pixels, for each sample (Eq. 9-10)."""
+        u_k = self.blur(u_0, k) + self.sigma * eps
+        return (self.mean(network, u_k, k) - self.blur(u_0, k - 1)).square().flatten(1).sum(1)
+
+    def loss(self, network: Network, u_0: Tensor, generator: torch.Generator) -> Tensor:
+        """Alg. 1: the squared error at a random level, one for each sample.
+
+        Every k is uniform on 1..K; within a batch the levels are evenly spread, which makes the mean less noisy.
+        """
+        start = torch.rand((), generator=generator, device=u_0.device)
+        spread = torch.arange(len(u_0), device=u_0.device) / len(u_0)
+        k = 1 + ((start + spread) % 1 * self.K).long().clamp_max(self.K - 1)
+        eps = torch.randn(u_0.shape, generator=generator, device=u_0.device, dtype=u_0.dtype)
+        return self.squared_error(network, u_0, k, eps)
+
+    def step(self, network: Network, u_k: Tensor, k: int, eps: Tensor | None) -> Tensor:
+        """Alg. 2: u_prev = mu(u_k, k) + delta eps; without eps, mu alone."""
+        mu = self.mean(network, u_k, torch.full((len(u_k),), k, device=u_k.device))
+        return mu if eps is None else mu + self.delta * eps

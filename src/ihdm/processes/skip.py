@@ -1,0 +1,99 @@
+"""How the reverse mean mu is made of the network's output: what the network does not have to learn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from ihdm.heat import Constant, GridLaplacian
+from ihdm.schedule import Schedule
+
+if TYPE_CHECKING:
+    from ihdm.processes import Network
+
+
+class Skip(Protocol):
+    """mu(u_k, k) from a network."""
+
+    def __call__(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor: ...
+
+
+class IdentitySkip:
+    """mu = u_k + f(u_k, k), the paper's parametrisation (section 2.1)."""
+
+    def __call__(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
+        return u_k + network(u_k, k)
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Second-order statistics of a data set: all that a linear predictor can know of it.
+
+    mean: the mean image's cosine coefficients (C, *grid); axes: principal colour axes, in columns (C, C);
+    power: variance of each coefficient along each axis (C, *grid). All float64.
+    """
+
+    mean: Tensor
+    axes: Tensor
+    power: Tensor
+
+    @classmethod
+    def from_images(cls, laplacian: GridLaplacian, batches: Iterable[Tensor]) -> Spectrum:
+        """Measure images in [0, 1], given in batches (B, C, *grid), in one pass."""
+        count, total, squares = 0, torch.zeros(()), torch.zeros(())
+        for u_0 in batches:
+            u_hat = laplacian.to_spectrum(u_0.double())
+            count += len(u_hat)
+            total = total + u_hat.sum(0)
+            squares = squares + torch.einsum("nc...,nd...->cd...", u_hat, u_hat)
+        mean = total / count
+        covariance = squares / count - mean[:, None] * mean[None]
+        _, axes = torch.linalg.eigh(covariance.flatten(2).sum(-1))
+        power = torch.einsum("ce,cd...,de->e...", axes, covariance, axes).clamp_min(0)
+        return cls(mean, axes, power)
+
+
+class LinearSkip:
+    """mu = E[u_prev | u_k] of the best linear predictor + its rms error c_k x f(u_k, k).
+
+    Take the cosine coefficients, along the principal colour axes, as independent with the data set's mean m and
+    power P. With E_k = exp(t_k eigenvalue) for each, the predictor of u_prev is
+    E_{k-1} m + G_k (u_hat_k - E_k m), with G_k = P E_{k-1} E_k / (P E_k^2 + sigma^2),
+    and its mean squared error is c_k^2 = mean of P E_{k-1}^2 sigma^2 / (P E_k^2 + sigma^2) over coefficients.
+    """
+
+    def __init__(self, laplacian: GridLaplacian, schedule: Schedule, sigma: float, spectrum: Spectrum):
+        if sigma <= 0:
+            raise ValueError("the linear skip needs noise (sigma > 0); without it use process.skip=identity")
+        self.laplacian = laplacian
+        self.sigma = sigma
+        self.spectrum = spectrum
+        self._t = Constant(schedule.t)
+        self._mean, self._axes, self._power = map(Constant, (spectrum.mean, spectrum.axes, spectrum.power))
+        decay = torch.exp(schedule.t.view(-1, *[1] * len(laplacian.grid)) * laplacian.eigenvalues)
+        error = [
+            (spectrum.power * fine**2 * sigma**2 / (spectrum.power * coarse**2 + sigma**2)).mean().sqrt()
+            for fine, coarse in zip(decay[:-1], decay[1:])
+        ]
+        self._scale = Constant(torch.stack([torch.zeros_like(error[0]), *error]))
+
+    def __call__(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
+        scale = self._scale.like(u_k)[k].view(-1, *[1] * (u_k.ndim - 1))
+        return self.predict(u_k, k) + scale * network(u_k, k)
+
+    def predict(self, u_k: Tensor, k: Tensor) -> Tensor:
+        """The best linear prediction of u_prev."""
+        t, mean, axes, power = (constant.like(u_k) for constant in (self._t, self._mean, self._axes, self._power))
+        coarse, fine = self.laplacian.decay(t[k], u_k), self.laplacian.decay(t[k - 1], u_k)
+        gain = power * fine * coarse / (power * coarse.square() + self.sigma**2)
+        deviation = _rotate(self.laplacian.to_spectrum(u_k) - coarse * mean, axes)
+        return self.laplacian.from_spectrum(fine * mean + _rotate(gain * deviation, axes.mT))
+
+
+def _rotate(u_hat: Tensor, axes: Tensor) -> Tensor:
+    """Coordinates along the columns of `axes` instead of the colour channels."""
+    return torch.einsum("nc...,cd->nd...", u_hat, axes)
