@@ -1,0 +1,93 @@
+"""Images, from wherever they are, as one uint8 tensor."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ihdm.config import DataConfig
+from ihdm.data.pictures import Pictures, Subset, decode, picture_shape
+from ihdm.data.sources import Splits, open_source
+from ihdm.errors import IhdmError, UsageError
+
+HELD_OUT_MOST = 2048  # images that the held-out loss looks at
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images to learn from and images to check on, uint8, (N, C, H, W) each; `held_out` may be empty."""
+
+    name: str
+    train: Tensor
+    held_out: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of one image."""
+        _, channels, height, width = self.train.shape
+        return channels, height, width
+
+    def fingerprint(self) -> str:
+        """A short text that changes with the training images: their number, shape, and a thousand of them."""
+        digest = hashlib.blake2b(repr(tuple(self.train.shape)).encode(), digest_size=8)
+        digest.update(self.train[evenly_spaced(len(self.train), 1024)].cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def load_images(config: DataConfig) -> ImageSet:
+    """Read a source; without a test split, set a share of the images aside."""
+    splits = _opened(config.source)
+    train, held_out = _split(splits["train"], splits.get("test"), config.holdout)
+    images = decode(train, config.size, config.channels)
+    _, channels, height, width = images.shape
+    held_out = Subset(held_out, evenly_spaced(len(held_out), HELD_OUT_MOST).tolist())
+    held_out_images = decode(held_out, (height, width), channels) if len(held_out) else images[:0]
+    return ImageSet(config.source, images, held_out_images)
+
+
+def image_shape(config: DataConfig) -> tuple[int, int, int]:
+    """(C, H, W) of the images that `load_images` would give, without reading them."""
+    if config.size is not None and config.channels is not None:
+        return config.channels, *config.size
+    return picture_shape(_opened(config.source)["train"], config.size, config.channels)
+
+
+def evenly_spaced(n: int, most: int) -> Tensor:
+    """At most `most` of the numbers 0..n-1, evenly spaced, so that sets sorted by class are covered evenly."""
+    count = min(n, most)
+    return torch.arange(count) * n // max(count, 1)
+
+
+def unit_batches(images: Tensor, size: int = 512) -> Iterator[Tensor]:
+    """The images in order, as float32 in [0, 1]."""
+    for batch in images.split(size):
+        yield to_unit(batch)
+
+
+def to_unit(images: Tensor) -> Tensor:
+    """uint8 pixels as float32 in [0, 1], the scale of u_0."""
+    return images.float() / 255
+
+
+def _opened(source: str) -> Splits:
+    if not source:
+        raise UsageError("no data given; name a set, folder or file with --data SOURCE (or data.source=SOURCE)")
+    splits = open_source(source)
+    if len(splits["train"]) == 0:
+        raise IhdmError(f"{source} has no training images")
+    return splits
+
+
+def _split(train: Pictures, test: Pictures | None, holdout: float) -> tuple[Pictures, Pictures]:
+    if test is not None and len(test):
+        return train, test
+    count = max(1, round(holdout * len(train))) if holdout > 0 and len(train) > 1 else 0
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0)).tolist()
+    return Subset(train, sorted(order[count:])), Subset(train, sorted(order[:count]))
+
+
+__all__ = ["ImageSet", "evenly_spaced", "image_shape", "load_images", "to_unit", "unit_batches"]

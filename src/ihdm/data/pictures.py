@@ -1,0 +1,217 @@
+"""Sequences of images that are decoded one at a time, and their decoding into one tensor."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+from tqdm import tqdm
+
+from ihdm.errors import IhdmError, UsageError
+
+Array = np.ndarray[Any, np.dtype[np.uint8]]
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+GREY_MODES = {"1", "L", "LA", "I", "I;16", "F"}
+
+
+class Pictures(Protocol):
+    """Images by number, each a Pillow image or an array (H, W, C) of uint8."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, i: int) -> str:
+        """Where image i comes from, for messages."""
+
+    def read(self, i: int) -> Image.Image | Array: ...
+
+
+class Files:
+    """Image files on disk."""
+
+    def __init__(self, paths: Sequence[Path]):
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def name(self, i: int) -> str:
+        return str(self.paths[i])
+
+    def read(self, i: int) -> Image.Image:
+        return Image.open(self.paths[i])
+
+
+class ZipMembers:
+    """Image files inside a zip archive."""
+
+    def __init__(self, path: Path, archive: zipfile.ZipFile, members: Sequence[str]):
+        self.path, self.archive, self.members = path, archive, members
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def name(self, i: int) -> str:
+        return f"{self.path}/{self.members[i]}"
+
+    def read(self, i: int) -> Image.Image:
+        return Image.open(BytesIO(self.archive.read(self.members[i])))
+
+
+class Stack:
+    """Images that already are one array (N, H, W, C) of uint8."""
+
+    def __init__(self, origin: str, array: Array):
+        self.origin, self.array = origin, array
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def name(self, i: int) -> str:
+        return f"{self.origin}[{i}]"
+
+    def read(self, i: int) -> Array:
+        return self.array[i]
+
+
+class Rows:
+    """One image column of a data set from the hub."""
+
+    def __init__(self, origin: str, rows: Any, column: str):
+        self.origin, self.rows, self.column = origin, rows, column
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def name(self, i: int) -> str:
+        return f"{self.origin}[{i}]"
+
+    def read(self, i: int) -> Image.Image:
+        return self.rows[i][self.column]
+
+
+class Subset:
+    """Some of the pictures, by number."""
+
+    def __init__(self, pictures: Pictures, numbers: Sequence[int]):
+        self.pictures, self.numbers = pictures, numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def name(self, i: int) -> str:
+        return self.pictures.name(self.numbers[i])
+
+    def read(self, i: int) -> Image.Image | Array:
+        return self.pictures.read(self.numbers[i])
+
+
+def decode(pictures: Pictures, size: tuple[int, int] | None, channels: int | None) -> Tensor:
+    """All pictures as one uint8 tensor (N, C, H, W), resized and converted where asked.
+
+    Without a size all must have the first one's; without channels, grey or colour is as in the first one.
+    """
+    channels, height, width = picture_shape(pictures, size, channels)
+    out = np.empty((len(pictures), channels, height, width), np.uint8)
+
+    def fill(i: int) -> None:
+        picture = _read(pictures, i)
+        if size is None and _size(picture) != out.shape[2:]:
+            raise UsageError(
+                f"the images differ in size: {pictures.name(0)} is {_text(out.shape[2:])} and {pictures.name(i)} is "
+                f"{_text(_size(picture))} (height x width); give the size to bring them to, such as --set data.size=64"
+            )
+        out[i] = _array(picture, size, channels, pictures.name(i)).transpose(2, 0, 1)
+
+    with (
+        ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads,
+        tqdm(total=len(pictures), desc="reading images", unit="image", delay=2, leave=False) as bar,
+    ):
+        for start in range(0, len(pictures), 1024):
+            for _ in threads.map(fill, range(start, min(start + 1024, len(pictures)))):
+                bar.update()
+    return torch.from_numpy(out)
+
+
+def picture_shape(pictures: Pictures, size: tuple[int, int] | None, channels: int | None) -> tuple[int, int, int]:
+    """(C, H, W) of the tensor that `decode` makes; looks at the first picture for what is not given."""
+    if size is None or channels is None:
+        first = _read(pictures, 0)
+        size = size or _size(first)
+        channels = channels or _channels(first)
+    return channels, *size
+
+
+def fit(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Centre-crop to the shape of `size` (H, W), halve by area while possible, then bicubic with antialias."""
+    height, width = size
+    scale = min(image.width / width, image.height / height)
+    crop_width, crop_height = round(width * scale), round(height * scale)
+    left, top = (image.width - crop_width) // 2, (image.height - crop_height) // 2
+    if (crop_width, crop_height) != image.size:
+        image = image.crop((left, top, left + crop_width, top + crop_height))
+    while image.width >= 2 * width and image.height >= 2 * height:
+        image = image.reduce(2)
+    return image if image.size == (width, height) else image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def _read(pictures: Pictures, i: int) -> Image.Image | Array:
+    """Read and decode one picture, turned as its EXIF data says; an unreadable one is named."""
+    try:
+        picture = pictures.read(i)
+        if isinstance(picture, Image.Image):
+            picture.load()
+            picture = ImageOps.exif_transpose(picture)
+        return picture
+    except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise IhdmError(
+            f"{pictures.name(i)} is not an image that can be read ({error}); remove or replace it"
+        ) from error
+
+
+def _array(picture: Image.Image | Array, size: tuple[int, int] | None, channels: int, name: str) -> Array:
+    """One picture as uint8 (H, W, C)."""
+    if not isinstance(picture, Image.Image):
+        if picture.shape[-1] == channels and size in (None, picture.shape[:2]):
+            return picture
+        if picture.shape[-1] not in MODES:
+            planes = [_array(plane[..., None], size, 1, name) for plane in np.moveaxis(picture, -1, 0)]
+            return np.concatenate(planes, -1)
+        picture = Image.fromarray(picture.squeeze(-1) if picture.shape[-1] == 1 else picture)
+    if channels not in MODES:
+        raise UsageError(
+            f"{name} cannot be given {channels} channels; data.channels is 1 (grey), 3 (colour) or 4 (alpha)"
+        )
+    if picture.mode.startswith("I"):
+        picture = Image.fromarray((np.asarray(picture).clip(0, 65535) >> 8).astype(np.uint8))
+    picture = picture.convert(MODES[channels])
+    if size is not None:
+        picture = fit(picture, size)
+    return np.asarray(picture).reshape(picture.height, picture.width, channels)
+
+
+def _channels(picture: Image.Image | Array) -> int:
+    if isinstance(picture, Image.Image):
+        return 1 if picture.mode in GREY_MODES else 3
+    return int(picture.shape[-1])
+
+
+def _size(picture: Image.Image | Array) -> tuple[int, int]:
+    if isinstance(picture, Image.Image):
+        return picture.height, picture.width
+    height, width, _ = picture.shape
+    return height, width
+
+
+def _text(size: Sequence[int]) -> str:
+    return "x".join(map(str, size))

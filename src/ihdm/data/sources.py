@@ -1,0 +1,206 @@
+"""From the word a user types to pictures: named sets, folders, zips, idx and npy/npz files, the hub."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+
+from ihdm.data.pictures import SUFFIXES, Array, Files, Pictures, Rows, Stack, ZipMembers
+from ihdm.errors import IhdmError, UsageError, unknown
+
+Splits = Mapping[str, Pictures]  # "train", and "test" where there is one
+
+SPLIT_WORDS = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "t10k": "test",
+    "val": "test",
+    "valid": "test",
+    "validation": "test",
+}
+
+
+@dataclass(frozen=True)
+class NamedSet:
+    """Where a well-known set lies in $IHDM_DATA (the first that exists), and its name on the hub."""
+
+    files: tuple[str, ...]
+    hub: str
+
+
+NAMED = {
+    "mnist": NamedSet(("mnist",), "ylecun/mnist"),
+    "fashion-mnist": NamedSet(("fashion-mnist",), "zalando-datasets/fashion_mnist"),
+    "cifar10": NamedSet(("cifar10.zip", "cifar10"), "uoft-cs/cifar10"),
+    "afhq": NamedSet(("afhq.zip", "afhq", "afhq_cat_64.zip"), "huggan/AFHQ"),
+    "ffhq": NamedSet(("ffhq.zip", "ffhq"), "merkol/ffhq-256"),
+    "lsun-church": NamedSet(("lsun-church.zip", "lsun-church"), "tglcourse/lsun_church_train"),
+}
+
+
+def open_source(source: str) -> Splits:
+    """The splits of a named set, a path, or hf:NAME."""
+    if source == "digits":
+        with resources.as_file(resources.files("ihdm.data") / "digits-idx3-ubyte.gz") as path:
+            return {"train": _idx(path)}
+    if source in NAMED:
+        return _named(source)
+    if source.startswith("hf:"):
+        return _hub(source.removeprefix("hf:"))
+    path = Path(source).expanduser()
+    if not path.exists():
+        looks_like_path = "/" in source or path.suffix
+        raise (
+            IhdmError(f"there is no {source}; --data takes a folder or file of images, or a named set")
+            if looks_like_path
+            else unknown("data set", source, ["digits", *NAMED])
+        )
+    return _path(path)
+
+
+def is_path(source: str) -> bool:
+    """Whether a source is a place on disk rather than a name."""
+    return source != "digits" and source not in NAMED and not source.startswith("hf:")
+
+
+def _named(name: str) -> Splits:
+    folder = os.environ.get("IHDM_DATA")
+    for file in NAMED[name].files if folder else ():
+        if (path := Path(str(folder), file)).exists():
+            return _path(path)
+    try:
+        return _hub(NAMED[name].hub)
+    except UsageError as error:
+        place = f"in $IHDM_DATA ({folder})" if folder else "($IHDM_DATA is not set)"
+        raise UsageError(
+            f"{name} was not found {place}; put {' or '.join(NAMED[name].files)} there, "
+            f"or install ihdm[hf] to download it, or give --data PATH"
+        ) from error
+
+
+def _path(path: Path) -> Splits:
+    if path.is_dir():
+        return _folder(path)
+    if path.suffix == ".zip":
+        return _zip(path)
+    if path.suffix in (".npy", ".npz"):
+        return _numpy(path)
+    if "idx3-ubyte" in path.name:
+        return {"train": _idx(path)}
+    if path.suffix.lower() in SUFFIXES:
+        return {"train": Files([path])}
+    raise IhdmError(f"{path} is not an image, a zip, an idx3-ubyte or a npy/npz file, nor a folder of images")
+
+
+def _folder(path: Path) -> Splits:
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    idx = {_split_word(file.name.split("-")[0]): file for file in files if "images-idx3-ubyte" in file.name}
+    if idx:
+        return {split: _idx(file) for split, file in idx.items()}
+    groups = _grouped((file.relative_to(path) for file in files), path)
+    return {split: Files([path / name for name in names]) for split, names in groups.items()}
+
+
+def _zip(path: Path) -> Splits:
+    try:
+        archive = zipfile.ZipFile(path)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise IhdmError(f"{path} cannot be read as a zip archive ({error})") from error
+    groups = _grouped((PurePath(name) for name in sorted(archive.namelist())), path)
+    return {split: ZipMembers(path, archive, [n.as_posix() for n in names]) for split, names in groups.items()}
+
+
+def _grouped(names: Iterable[PurePath], origin: Path) -> dict[str, list[PurePath]]:
+    """Image files by split: a folder named train, test or val, first or second in the path, says which."""
+    every = list(names)
+    groups: dict[str, list[PurePath]] = {}
+    for name in every:
+        hidden = any(part.startswith(".") or part == "__MACOSX" for part in name.parts)
+        if name.suffix.lower() in SUFFIXES and not hidden:
+            split = next((SPLIT_WORDS[part] for part in name.parts[:-1][:2] if part in SPLIT_WORDS), "train")
+            groups.setdefault(split, []).append(name)
+    if not groups:
+        what = f"only files such as {every[0].name}" if every else "nothing"
+        raise IhdmError(f"{origin} holds no images, {what}; images end in {', '.join(sorted(SUFFIXES))}")
+    if "train" not in groups:
+        raise IhdmError(f"{origin} holds a {'/'.join(groups)} split but no training images")
+    return groups
+
+
+def _split_word(word: str) -> str:
+    return SPLIT_WORDS.get(word, "train")
+
+
+def _idx(path: Path) -> Stack:
+    """The format of MNIST: a magic number, three sizes, then pixels; gzipped or not."""
+    try:
+        raw = path.read_bytes()
+        content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise IhdmError(f"{path} cannot be read ({error})") from error
+    magic, *shape = np.frombuffer(content[:16], ">u4").tolist() if len(content) >= 16 else [0]
+    if magic != 0x803 or len(content) != 16 + int(np.prod(shape)):
+        raise IhdmError(f"{path} is not a complete idx3-ubyte file of images")
+    return Stack(str(path), np.frombuffer(content, np.uint8, offset=16).reshape(*shape, 1))
+
+
+def _numpy(path: Path) -> Splits:
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        arrays = dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else {"train": loaded}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise IhdmError(f"{path} cannot be read as a NumPy array ({error})") from error
+    named = {name.removeprefix("x_"): array for name, array in arrays.items()}
+    chosen = {SPLIT_WORDS[name]: array for name, array in named.items() if name in SPLIT_WORDS}
+    if not chosen and len(arrays) == 1:
+        chosen = {"train": next(iter(arrays.values()))}
+    if "train" not in chosen:
+        raise IhdmError(f"{path} holds the arrays {', '.join(arrays)}; expected one, or train (and test)")
+    return {split: Stack(str(path), _pixels(array, path)) for split, array in chosen.items()}
+
+
+def _pixels(array: Any, path: Path) -> Array:
+    """An array of images as uint8 (N, H, W, C); floats are taken as [0, 1]."""
+    if array.ndim == 3:
+        array = array[..., None]
+    elif array.ndim == 4 and array.shape[-1] > 4 and array.shape[1] <= 4:
+        array = np.moveaxis(array, 1, -1)
+    if array.ndim != 4:
+        raise IhdmError(f"{path} has shape {array.shape}; expected (N, H, W), (N, H, W, C) or (N, C, H, W)")
+    if np.issubdtype(array.dtype, np.floating) and array.size and array.min() >= 0 and array.max() <= 1:
+        array = np.round(array * 255).astype(np.uint8)
+    if array.dtype != np.uint8:
+        raise IhdmError(f"{path} holds {array.dtype} values; expected uint8, or floating point in [0, 1]")
+    return array
+
+
+def _hub(name: str) -> Splits:
+    try:
+        import datasets
+    except ImportError as error:
+        raise UsageError(f"{name} is on the Hugging Face hub; install ihdm[hf] to download it") from error
+    try:
+        loaded = datasets.load_dataset(name)
+    except Exception as error:  # the hub's client raises many kinds; each is a failed download
+        raise IhdmError(f"{name} could not be downloaded from the hub ({type(error).__name__}: {error})") from error
+    if "train" not in loaded:
+        raise IhdmError(f"{name} has the splits {', '.join(loaded)}; expected train")
+    splits = {_split_word(split): rows for split, rows in loaded.items() if split in SPLIT_WORDS}
+    return {split: Rows(name, rows, _image_column(name, rows)) for split, rows in splits.items()}
+
+
+def _image_column(name: str, rows: Any) -> str:
+    for column, feature in rows.features.items():
+        if type(feature).__name__ == "Image":
+            return str(column)
+    raise IhdmError(f"{name} has no column of images, only {', '.join(rows.features)}")

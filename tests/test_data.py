@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import gzip
+import zipfile
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ihdm.config import DataConfig
+from ihdm.data import evenly_spaced, image_shape, load_images
+from ihdm.data.batches import Batches
+from ihdm.data.pictures import fit
+from ihdm.errors import IhdmError, UsageError
+
+
+def load(source, **options):
+    return load_images(DataConfig(str(source), **options))
+
+
+def png(pixels) -> bytes:
+    buffer = BytesIO()
+    Image.fromarray(np.asarray(pixels, np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def colours(n, height=6, width=5, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (n, height, width, 3), dtype=np.uint8)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for i, pixels in enumerate(colours(10)):
+        path = tmp_path / "photos" / f"class{i % 2}" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(pixels))
+    return tmp_path / "photos"
+
+
+def test_digits_are_embedded():
+    images = load("digits")
+    assert images.shape == (1, 8, 8)
+    assert len(images.train) + len(images.held_out) == 1797
+    assert images.train.dtype == torch.uint8 and images.train.max() == 255
+
+
+def test_a_folder_gives_every_pixel_back(folder):
+    images = load(folder, holdout=0.0)
+    order = [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]  # class folders, then names
+    assert np.array_equal(images.train.numpy(), colours(10)[order].transpose(0, 3, 1, 2))
+    assert len(images.held_out) == 0
+
+
+def test_without_a_test_split_a_share_is_set_aside(folder):
+    images = load(folder, holdout=0.2)
+    assert (len(images.train), len(images.held_out)) == (8, 2)
+    rows = {image.numpy().tobytes() for image in images.train} & {image.numpy().tobytes() for image in images.held_out}
+    assert not rows
+
+
+@pytest.mark.parametrize("prefix", ["", "afhq/"])
+@pytest.mark.parametrize("second", ["test", "val"])
+def test_a_zip_with_splits(tmp_path, prefix, second):
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+        for i, pixels in enumerate(colours(6)):
+            archive.writestr(f"{prefix}{'train' if i < 4 else second}/cat/{i}.png", png(pixels))
+        archive.writestr("__MACOSX/x.png", b"")
+        archive.writestr("readme.txt", b"hello")
+    images = load(tmp_path / "set.zip")
+    assert (len(images.train), len(images.held_out)) == (4, 2)
+    assert np.array_equal(images.held_out.numpy(), colours(6)[4:].transpose(0, 3, 1, 2))
+
+
+def idx(array) -> bytes:
+    return np.array([0x803, *array.shape], ">u4").tobytes() + array.tobytes()
+
+
+def test_idx_files_as_mnist_has_them(tmp_path):
+    train, test = colours(7)[..., 0], colours(3, seed=1)[..., 0]
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(train)))
+    (tmp_path / "t10k-images-idx3-ubyte").write_bytes(idx(test))
+    (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(b"ignored")
+    images = load(tmp_path)
+    assert np.array_equal(images.train[:, 0].numpy(), train)
+    assert np.array_equal(images.held_out[:, 0].numpy(), test)
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense" * 5, idx(colours(2)[..., 0])[:-1], b"\x1f\x8bbroken"])
+def test_broken_idx_files_are_named(tmp_path, content):
+    path = tmp_path / "a-images-idx3-ubyte"
+    path.write_bytes(content)
+    with pytest.raises(IhdmError, match="a-images-idx3-ubyte"):
+        load(path)
+
+
+def test_numpy_arrays_in_every_layout(tmp_path):
+    array = colours(5)
+    layouts = {"nhwc": array, "nchw": array.transpose(0, 3, 1, 2), "float": array / 255, "grey": array[..., 0]}
+    for name, values in layouts.items():
+        np.save(tmp_path / f"{name}.npy", values)
+        expected = array[..., :1] if name == "grey" else array
+        found = load(tmp_path / f"{name}.npy", holdout=0.0).train.numpy()
+        assert np.array_equal(found, expected.transpose(0, 3, 1, 2)), name
+    np.savez(tmp_path / "both.npz", x_train=array, x_test=array[:2])
+    images = load(tmp_path / "both.npz")
+    assert (len(images.train), len(images.held_out)) == (5, 2)
+
+
+def test_numpy_files_that_do_not_fit_are_refused(tmp_path):
+    cases = {"flat": np.zeros(5, np.uint8), "signed": np.zeros((2, 4, 4), np.int32), "big": np.full((2, 4, 4), 7.0)}
+    for name, array in cases.items():
+        np.save(tmp_path / f"{name}.npy", array)
+        with pytest.raises(IhdmError, match=f"{name}.npy"):
+            load(tmp_path / f"{name}.npy")
+    np.save(tmp_path / "object.npy", np.array([{"a": 1}], object), allow_pickle=True)
+    with pytest.raises(IhdmError, match=r"object\.npy"):
+        load(tmp_path / "object.npy")
+
+
+def test_any_number_of_channels_from_arrays(tmp_path):
+    array = np.random.default_rng(0).integers(0, 256, (4, 2, 8, 8), dtype=np.uint8)
+    np.save(tmp_path / "two.npy", array)
+    assert load(tmp_path / "two.npy").shape == (2, 8, 8)
+    assert load(tmp_path / "two.npy", size=(4, 6)).shape == (2, 4, 6)
+
+
+def test_grey_or_colour(folder):
+    assert load(folder, channels=1).shape == (1, 6, 5)
+    grey = load(folder, channels=1, holdout=0.0).train[0, 0].numpy()
+    assert np.array_equal(grey, np.asarray(Image.fromarray(colours(10)[0]).convert("L")))
+    assert load("digits", channels=3).shape == (3, 8, 8)
+
+
+def test_sixteen_bit_and_alpha_and_rotated_images(tmp_path):
+    deep = np.full((4, 6), 40_000, np.uint16)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    assert load(tmp_path / "deep.png").train.unique().tolist() == [40_000 >> 8]
+    Image.new("RGBA", (6, 4), (10, 20, 30, 40)).save(tmp_path / "alpha.png")
+    assert load(tmp_path / "alpha.png").shape == (3, 4, 6)
+    assert load(tmp_path / "alpha.png", channels=4).train[0, :, 0, 0].tolist() == [10, 20, 30, 40]
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (6, 4)).save(tmp_path / "turned.jpg", exif=exif)
+    assert load(tmp_path / "turned.jpg").shape == (3, 6, 4)
+
+
+def test_fit_crops_the_centre_halves_by_area_and_keeps_the_mean():
+    assert fit(Image.new("L", (50, 100)), (8, 12)).size == (12, 8)
+    stripes = np.zeros((64, 64), np.uint8)
+    stripes[:, ::2] = 255  # detail finer than a pixel of the result must average out, not alias
+    assert np.asarray(fit(Image.fromarray(stripes), (16, 16))).std() == 0
+    left = np.zeros((10, 30), np.uint8)
+    left[:, :10] = 255
+    assert not np.asarray(fit(Image.fromarray(left), (10, 10))).any()
+    same = Image.fromarray(colours(1)[0])
+    assert fit(same, (6, 5)) is same
+
+
+def test_images_of_different_sizes_need_a_target(folder):
+    (folder / "class0" / "odd.png").write_bytes(png(colours(1, 9, 9)[0]))
+    with pytest.raises(UsageError, match=r"6x5.*odd\.png.*9x9.*data\.size"):
+        load(folder, holdout=0.0)
+    assert load(folder, size=(8, 8)).shape == (3, 8, 8)
+
+
+def test_bad_sources_are_refused_with_their_name(tmp_path, folder, monkeypatch):
+    monkeypatch.delenv("IHDM_DATA", raising=False)
+    with pytest.raises(UsageError, match="no data given"):
+        load("")
+    with pytest.raises(UsageError, match="did you mean 'digits'"):
+        load("digit")
+    with pytest.raises(IhdmError, match="there is no"):
+        load(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(IhdmError, match=r"empty.*no images"):
+        load(tmp_path / "empty")
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(IhdmError, match=r"notes\.txt is not an image"):
+        load(tmp_path / "notes.txt")
+    (tmp_path / "bad.zip").write_text("hello")
+    with pytest.raises(IhdmError, match=r"bad\.zip"):
+        load(tmp_path / "bad.zip")
+    (folder / "class1" / "broken.png").write_bytes(b"not a picture")
+    with pytest.raises(IhdmError, match=r"broken\.png is not an image"):
+        load(folder)
+
+
+def test_named_sets_are_found_in_IHDM_DATA(tmp_path, monkeypatch):
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "train-images-idx3-ubyte").write_bytes(idx(colours(4)[..., 0]))
+    monkeypatch.setenv("IHDM_DATA", str(tmp_path))
+    assert len(load("mnist", holdout=0.0).train) == 4
+
+
+def test_hub_sets_are_read_through_datasets(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    pictures = [Image.fromarray(pixels) for pixels in colours(3)]
+    rows = datasets.Dataset.from_dict({"label": [0, 1, 2], "img": pictures}).cast_column("img", datasets.Image())
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: datasets.DatasetDict(train=rows, test=rows))
+    images = load("hf:someone/something")
+    assert np.array_equal(images.train.numpy(), colours(3).transpose(0, 3, 1, 2))
+    assert len(images.held_out) == 3
+
+
+def test_shape_without_reading_everything(folder):
+    assert image_shape(DataConfig(str(folder))) == (3, 6, 5)
+    assert image_shape(DataConfig("nowhere", size=(9, 8), channels=2)) == (2, 9, 8)
+
+
+def test_fingerprint_changes_with_the_images(folder):
+    before = load(folder).fingerprint()
+    assert before == load(folder).fingerprint()
+    (folder / "class0" / "0.png").write_bytes(png(255 - colours(10)[0]))
+    assert load(folder, holdout=0.0).fingerprint() != before
+
+
+def test_evenly_spaced_numbers():
+    assert evenly_spaced(10, 3).tolist() == [0, 3, 6]
+    assert evenly_spaced(2, 5).tolist() == [0, 1]
+    assert evenly_spaced(0, 5).tolist() == []
+
+
+def batches(n=10, batch=4, flip=False, images=None):
+    images = torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1) if images is None else images
+    return Batches(images, batch, seed=3, flip=flip, device=torch.device("cpu"))
+
+
+def test_every_epoch_visits_every_image_once():
+    numbers = torch.cat([batches().numbers(step) for step in range(10)])
+    for epoch in numbers.view(4, 10):
+        assert sorted(epoch.tolist()) == list(range(10))
+    assert numbers[:10].tolist() != numbers[10:20].tolist()
+
+
+def test_batches_larger_than_the_set_and_shared_between_processes(generator):
+    assert sorted(batches(n=3, batch=6).numbers(5).tolist()) == [0, 0, 1, 1, 2, 2]
+    whole = batches().at(7, generator)
+    parts = [batches().at(7, generator, rank, 2) for rank in (0, 1)]
+    assert torch.equal(torch.stack(parts, 1).flatten(0, 1), whole)
+
+
+def test_half_of_the_images_are_mirrored(generator):
+    image = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2).repeat(2000, 1, 1, 1)
+    u_0 = batches(batch=2000, flip=True, images=image).at(0, generator)
+    assert 900 < int(u_0[:, 0, 0, 0].sum()) < 1100
+    assert torch.equal(u_0.sum(-1), torch.ones(2000, 1, 1))
