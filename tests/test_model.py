@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ihdm.errors import IhdmError
+from ihdm.model import Model, ModelConfig
+from ihdm.processes import LinearSkip
+
+
+@pytest.fixture(params=["linear", "identity"])
+def model(request, tiny_config, tiny_images) -> Model:
+    config = tiny_config.with_settings([f"process.skip={request.param}"])
+    torch.manual_seed(0)
+    model = Model.from_images(
+        ModelConfig(config.process, config.network, tiny_images.shape, "blobs"), tiny_images.train
+    )
+    with torch.no_grad():
+        for parameter in model.network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    return model.eval()
+
+
+@pytest.fixture
+def folder(model, tmp_path):
+    model.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_samples_are_images_in_the_unit_range(model):
+    images = model.sample(5, seed=1)
+    assert images.shape == (5, 1, 8, 8) and images.dtype == torch.float32
+    assert images.min() >= 0 and images.max() <= 1
+    assert model.sample(0).shape == (0, 1, 8, 8)
+
+
+def test_image_i_does_not_depend_on_the_batch(model):
+    whole = model.sample(7, seed=3)
+    torch.testing.assert_close(model.sample(7, seed=3, batch_size=2), whole, atol=1e-5, rtol=0)
+    torch.testing.assert_close(model.sample(3, seed=3), whole[:3], atol=1e-5, rtol=0)
+    assert not torch.allclose(model.sample(3, seed=4), whole[:3], atol=1e-2)
+
+
+def test_shared_start_and_shared_noise(model):
+    starts = {True: set(), False: set()}
+    for same in starts:
+        u_K = next(model.trajectory(20, same_start=same))[1]
+        starts[same] = {row.numpy().tobytes() for row in u_K}
+    assert len(starts[True]) == 1 and len(starts[False]) == 20
+    alike = model.sample(4, same_start=True, same_noise=True)
+    torch.testing.assert_close(alike, alike[:1].expand_as(alike), atol=1e-5, rtol=0)
+
+
+def test_a_trajectory_ends_in_the_sample(model):
+    states = dict(model.trajectory(3, seed=5))
+    assert list(states) == list(range(10, -1, -1))
+    torch.testing.assert_close(states[0], model.sample(3, seed=5), atol=1e-6, rtol=0)
+
+
+def test_no_noise_without_delta(model):
+    assert not torch.allclose(model.sample(2, delta_ratio=0.0), model.sample(2), atol=1e-3)
+    still = model.sample(2, delta_ratio=0.0, same_start=True)
+    torch.testing.assert_close(still[0], still[1], atol=1e-5, rtol=0)
+
+
+def test_saving_and_loading_is_the_identity(model, folder, tmp_path):
+    loaded = Model.from_pretrained(folder)
+    assert loaded.config == model.config
+    assert torch.equal(loaded.sample(3, seed=2), model.sample(3, seed=2))
+    loaded.save_pretrained(tmp_path / "again")
+    for file in folder.iterdir():
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def test_a_folder_holds_only_json_text_and_safetensors(folder):
+    assert {file.name for file in folder.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "prior.safetensors",
+        "README.md",
+    }
+
+
+def test_sampling_leaves_gradients_and_modes_as_they_were(model):
+    model.train()
+    states = model.trajectory(1)
+    next(states)
+    next(states)
+    assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    model.sample(1)
+    assert model.network.training and torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "prior.safetensors"])
+def test_a_missing_file_is_named(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(IhdmError, match=name):
+        Model.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "prior.safetensors"])
+def test_a_damaged_file_is_named(folder, name):
+    (folder / name).write_bytes((folder / name).read_bytes()[:20])
+    with pytest.raises(IhdmError, match=name):
+        Model.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("shape",), [1, 8]),
+        (("shape",), [1, 0, 8]),
+        (("process", "K"), 0),
+        (("process", "unheard"), 1),
+        (("network", "resample"), "magic"),
+        (("steps",), None),
+    ],
+)
+def test_an_impossible_config_is_refused(folder, place, value):
+    tree = json.loads((folder / "config.json").read_text())
+    branch = tree
+    for key in place[:-1]:
+        branch = branch[key]
+    branch[place[-1]] = value
+    (folder / "config.json").write_text(json.dumps(tree))
+    with pytest.raises(IhdmError):
+        Model.from_pretrained(folder)
+
+
+def test_tensors_that_do_not_fit_are_named(folder):
+    tensors = load_file(folder / "model.safetensors")
+    wrong = {**tensors, "network.stem.weight": torch.zeros(3, 3)}
+    save_file(wrong, folder / "model.safetensors")
+    with pytest.raises(IhdmError, match=r"stem\.weight has shape \(3, 3\)"):
+        Model.from_pretrained(folder)
+    del wrong["network.stem.weight"]
+    save_file({**wrong, "network.extra": torch.zeros(1)}, folder / "model.safetensors")
+    with pytest.raises(IhdmError, match=r"stem\.weight is missing; extra is not expected"):
+        Model.from_pretrained(folder)
+    save_file(tensors, folder / "model.safetensors")
+    save_file({"coefficients": torch.zeros(4, 1, 3)}, folder / "prior.safetensors")
+    with pytest.raises(IhdmError, match=r"prior\.safetensors does not belong"):
+        Model.from_pretrained(folder)
+
+
+def test_a_linear_model_without_its_spectrum_is_refused(folder, model):
+    if not isinstance(model.process.skip, LinearSkip):
+        pytest.skip("the identity skip has no spectrum")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({k: v for k, v in tensors.items() if k != "spectrum.power"}, folder / "model.safetensors")
+    with pytest.raises(IhdmError, match="spectrum"):
+        Model.from_pretrained(folder)
+
+
+def test_a_folder_that_is_not_there_is_said_so(tmp_path):
+    with pytest.raises(IhdmError, match="no model folder"):
+        Model.from_pretrained(tmp_path / "nowhere")
