@@ -1,0 +1,284 @@
+"""The training loop. Every step is a function of (seed, step): a run that was stopped goes on as if it had not been."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.tracking import TensorBoardTracker
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
+from tqdm import tqdm
+
+from ihdm import checkpoint, pictures
+from ihdm.config import Config, TrainerConfig, config_from_toml, config_to_toml, differences
+from ihdm.data import ImageSet, unit_batches
+from ihdm.data.batches import Batches
+from ihdm.engine import choose_device, choose_precision, inference
+from ihdm.errors import UsageError
+from ihdm.model import Model, ModelConfig
+from ihdm.noise import mix_seed
+
+STEP_STREAM, INIT_STREAM, HELD_OUT_STREAM = 2, 3, 4  # keep uses of one seed apart; see also data.batches
+
+# Settings that may change between one part of a run and the next.
+FREE = {f"trainer.{name}" for name in ("steps", "log_every", "sample_every", "samples", "checkpoint_every", "keep")}
+FREE |= {"engine.device", "engine.precision"}
+
+
+class Trainer:
+    """Trains one model in one run folder, from its newest checkpoint if it has one."""
+
+    def __init__(self, config: Config, images: ImageSet, run: Path):
+        self.config, self.images, self.run = config, images, run
+        device = choose_device(config.engine.device)
+        self.precision = choose_precision(config.engine.precision, device)
+        self.accelerator = Accelerator(
+            cpu=device.type == "cpu",
+            mixed_precision="bf16" if self.precision == torch.bfloat16 else "no",
+        )
+        if config.trainer.batch_size % self.accelerator.num_processes:
+            raise UsageError(
+                f"trainer.batch_size={config.trainer.batch_size} must be a multiple of the number of processes, "
+                f"{self.accelerator.num_processes}"
+            )
+        check_run(run, config)
+        model_config = ModelConfig(config.process, config.network, images.shape, images.name)
+        with torch.random.fork_rng():
+            torch.manual_seed(mix_seed(config.trainer.seed, INIT_STREAM))
+            self.model = Model.from_images(model_config, images.train)
+        network = self.model.network.to(self.accelerator.device)
+        self.average = AveragedModel(network, multi_avg_fn=ramped_average(config.trainer.ema)).eval()
+        optimizer = torch.optim.Adam(network.parameters(), lr=config.trainer.lr, fused=device.type == "cuda")
+        self.network, self.optimizer = self.accelerator.prepare(network, optimizer)
+        self.state = checkpoint.TrainingState(network, self.average, self.optimizer)
+        self.batches = Batches(
+            _resident(images.train, self.accelerator.device),
+            config.trainer.batch_size,
+            config.trainer.seed,
+            config.data.flip,
+            self.accelerator.device,
+        )
+        self.generator = torch.Generator(self.accelerator.device)
+        self.step = 0
+
+    def train(self) -> bool:
+        """Run to the last step and write the model; False if a signal stopped it earlier, with everything saved."""
+        settings = self.config.trainer
+        self._resume()
+        log = Log(self.run, self.step) if self.accelerator.is_main_process else None
+        with stop_requests() as stopped, self._bar() as bar:
+            while self.step < settings.steps and not stopped():
+                facts = self._train_steps(self._next_stop(), bar, stopped)
+                if log and facts:
+                    log.write(self.step, facts)
+                if self.step % settings.checkpoint_every == 0 or self.step == settings.steps or stopped():
+                    self._save(log)
+                if self.step % settings.sample_every == 0 or self.step == settings.steps:
+                    self._picture()
+        if log:
+            log.close()
+        return self.step >= settings.steps
+
+    def trained_model(self) -> Model:
+        """The model with averaged weights, as it stands."""
+        config = self.model.config
+        config = ModelConfig(config.process, config.network, config.shape, config.data, self.step)
+        return Model(config, self.model.process, self.average.module, self.model.prior)
+
+    def _next_stop(self) -> int:
+        """The next step after which there is something to write."""
+        settings = self.config.trainer
+        intervals = settings.log_every, settings.checkpoint_every, settings.sample_every
+        return min(settings.steps, *(self.step - self.step % interval + interval for interval in intervals))
+
+    def _train_steps(self, end: int, bar: tqdm[Any], stopped: Callable[[], bool]) -> dict[str, float]:
+        """Train up to step `end` without waiting for the device in between; the mean loss and the speed."""
+        start, first = time.perf_counter(), self.step
+        losses, norms = [], []
+        while self.step < end and not stopped():
+            loss, norm = self._train_step()
+            losses.append(loss)
+            norms.append(norm)
+            self.step += 1
+            bar.update()
+        if not losses:
+            return {}
+        facts = {"loss": float(torch.stack(losses).mean()), "gradient_norm": float(torch.stack(norms).mean())}
+        speed = (self.step - first) * self.config.trainer.batch_size / (time.perf_counter() - start)
+        bar.set_postfix({"loss": f"{facts['loss']:.4g}", "images/s": f"{speed:.0f}"})
+        return {**facts, "lr": learning_rate(self.config.trainer, self.step - 1), "images_per_second": round(speed, 1)}
+
+    def _train_step(self) -> tuple[Tensor, Tensor]:
+        """Alg. 1 on one batch, then Adam and the moving average."""
+        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
+        seed = mix_seed(self.config.trainer.seed, STEP_STREAM, self.step, rank)
+        self.generator.manual_seed(seed)
+        torch.manual_seed(seed)  # dropout draws from torch's own generator
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(self.config.trainer, self.step)
+        u_0 = self.batches.at(self.step, self.generator, rank, ranks)
+        loss = self.model.process.loss(self.network, u_0, self.generator).mean()
+        self.optimizer.zero_grad()
+        self.accelerator.backward(loss)
+        norm = self.accelerator.clip_grad_norm_(self.network.parameters(), self.config.trainer.clip)
+        self.optimizer.step()
+        self.average.update_parameters(self.state.network)
+        return loss.detach(), norm
+
+    def _resume(self) -> None:
+        """Go on from the newest checkpoint, or begin the run folder."""
+        found = checkpoint.saved(self.run / "checkpoints")
+        if found:
+            facts = checkpoint.load(found[-1], self.state)
+            if facts["data"] != self.images.fingerprint():
+                raise UsageError(
+                    f"the images of {self.images.name} are not those that {self.run} was started with; "
+                    f"give the old ones, or another folder with --run"
+                )
+            self.step = facts["step"]
+            self._say(f"going on from step {self.step:,} of {self.config.trainer.steps:,} in {self.run}")
+        if self.accelerator.is_main_process:
+            self.run.mkdir(parents=True, exist_ok=True)
+            (self.run / "config.toml").write_text(config_to_toml(self.config))
+        self.accelerator.wait_for_everyone()
+
+    def _save(self, log: Log | None) -> None:
+        """A checkpoint, the model folder and the held-out loss."""
+        if log:
+            facts = {"data": self.images.fingerprint()}
+            checkpoint.save(self.run / "checkpoints", self.step, self.state, facts, self.config.trainer.keep)
+            with checkpoint.replaced_folder(self.run / "model") as folder:
+                self.trained_model().save_pretrained(folder)
+            if len(self.images.held_out):
+                log.write(self.step, {"held_out_loss": self.held_out_loss()})
+        self.accelerator.wait_for_everyone()
+
+    @torch.no_grad()
+    def held_out_loss(self) -> float:
+        """The loss of the averaged weights on held-out images, always with the same levels and noise."""
+        self.generator.manual_seed(mix_seed(self.config.trainer.seed, HELD_OUT_STREAM))
+        network = inference(self.average.module, self.precision)
+        losses = [
+            self.model.process.loss(network, u_0.to(self.accelerator.device), self.generator)
+            for u_0 in unit_batches(self.images.held_out, self.config.trainer.batch_size)
+        ]
+        return float(torch.cat(losses).mean())
+
+    def _picture(self) -> None:
+        if self.accelerator.is_main_process:
+            images = self.trained_model().sample(self.config.trainer.samples, precision=self.precision)
+            (self.run / "samples").mkdir(exist_ok=True)
+            pictures.grid(images).save(self.run / "samples" / f"step-{self.step:08d}.png")
+        self.accelerator.wait_for_everyone()
+
+    def _bar(self) -> tqdm[Any]:
+        return tqdm(
+            initial=self.step,
+            total=self.config.trainer.steps,
+            desc="training",
+            unit="step",
+            disable=not self.accelerator.is_main_process,
+            mininterval=0.3 if sys.stderr.isatty() else 15,
+        )
+
+    def _say(self, message: str) -> None:
+        if self.accelerator.is_main_process:
+            print(message, flush=True)
+
+
+class Log:
+    """log.jsonl, one line of facts at a time, and TensorBoard where it is installed."""
+
+    def __init__(self, run: Path, step: int):
+        self.path = run / "log.jsonl"
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        kept = [line for line in lines if json.loads(line)["step"] <= step]
+        self.path.write_text("".join(line + "\n" for line in kept))
+        self._start = time.time()
+        self._board = None
+        if importlib.util.find_spec("tensorboard"):
+            self._board = TensorBoardTracker("tensorboard", logging_dir=run)
+            self._board.start()
+
+    def write(self, step: int, facts: dict[str, float]) -> None:
+        with self.path.open("a") as file:
+            line = {"step": step, **facts, "seconds": round(time.time() - self._start, 1)}
+            file.write(json.dumps(line) + "\n")
+        if self._board:
+            self._board.log(facts, step=step)
+
+    def close(self) -> None:
+        if self._board:
+            self._board.finish()
+
+
+def learning_rate(settings: TrainerConfig, step: int) -> float:
+    """Linear warm-up (App. B.1), and a linear fall to zero where `decay` asks for one."""
+    rise = min(1.0, (step + 1) / max(settings.warmup, 1))
+    fall = min(1.0, (settings.steps - step) / max(settings.decay * settings.steps, 1))
+    return settings.lr * rise * fall
+
+
+def ramped_average(decay: float) -> Callable[[Any, Any, Any], None]:
+    """The update of a moving average whose decay grows with the number n of updates, min(decay, (1 + n) / (10 + n))."""
+
+    @torch.no_grad()
+    def update(averages: list[Tensor], current: list[Tensor], n: Tensor | int) -> None:
+        weight = 1 - min(decay, (1 + int(n)) / (10 + int(n)))
+        torch._foreach_lerp_(averages, current, weight)
+
+    return update
+
+
+def check_run(run: Path, config: Config) -> None:
+    """Refuse a run folder that was started with other settings."""
+    path = run / "config.toml"
+    if not path.exists():
+        if run.exists() and any(run.iterdir()):
+            raise UsageError(f"{run} is not empty and not a run folder; give another one with --run")
+        return
+    changed = differences(config_from_toml(path.read_text(), str(path)), config)
+    lines = [f"{name} was {old}, is {new}" for name, (old, new) in changed.items() if name not in FREE]
+    if lines:
+        raise UsageError(
+            f"{run} was started with other settings ({'; '.join(lines)}); "
+            f"use the old settings to go on, or another folder with --run to start anew"
+        )
+
+
+@contextmanager
+def stop_requests() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C or SIGTERM has asked to stop; a second Ctrl-C stops at once."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: Any) -> None:
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    in_main_thread = threading.current_thread() is threading.main_thread()  # Python allows handlers only there
+    numbers = (signal.SIGINT, signal.SIGTERM) if in_main_thread else ()
+    before = {number: signal.signal(number, ask) for number in numbers}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _resident(images: Tensor, device: torch.device) -> Tensor:
+    """The images on the device if they leave most of its memory free, else where they are."""
+    if device.type == "cuda" and images.nbytes > 0.4 * torch.cuda.mem_get_info(device)[0]:
+        return images.pin_memory()
+    return images.to(device)

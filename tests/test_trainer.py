@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ihdm import checkpoint
+from ihdm.config import TrainerConfig
+from ihdm.errors import IhdmError, UsageError
+from ihdm.model import Model
+from ihdm.trainer import Trainer, learning_rate, ramped_average
+
+
+def train(config, images, run) -> Trainer:
+    trainer = Trainer(config, images, run)
+    trainer.train()
+    return trainer
+
+
+def log(run):
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def test_the_loss_of_a_tiny_model_falls(tiny_config, tiny_images, tmp_path):
+    config = tiny_config.with_settings(
+        ["process.skip=identity", "trainer.steps=100", "trainer.checkpoint_every=1000", "trainer.sample_every=1000"]
+    )
+    losses = [line["loss"] for line in log(train(config, tiny_images, tmp_path / "run").run) if "loss" in line]
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
+
+
+def test_a_run_folder_holds_what_the_design_says(tiny_config, tiny_images, tmp_path):
+    run = train(tiny_config, tiny_images, tmp_path / "run").run
+    assert {path.name for path in run.iterdir()} >= {"config.toml", "checkpoints", "log.jsonl", "samples", "model"}
+    assert [path.name for path in checkpoint.saved(run / "checkpoints")] == ["step-00000003", "step-00000006"]
+    assert (run / "samples" / "step-00000006.png").exists()
+    lines = log(run)
+    assert {"loss", "gradient_norm", "lr", "images_per_second"} < set(lines[0])
+    assert [line["step"] for line in lines if "held_out_loss" in line] == [3, 6]
+    assert Model.from_pretrained(run / "model").config.steps == 6
+
+
+@pytest.mark.parametrize("stops", [[3], [1, 2, 5]])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tiny_config, tiny_images, tmp_path, stops):
+    tiny_config = tiny_config.with_settings(["network.dropout=0.2", "data.flip=true", "trainer.batch_size=5"])
+    whole = train(tiny_config, tiny_images, tmp_path / "whole").run
+    for stop in [*stops, 6]:
+        part = train(tiny_config.with_settings([f"trainer.steps={stop}"]), tiny_images, tmp_path / "part").run
+    for name in ("network", "average", "optimizer"):
+        one, two = (
+            load_file(checkpoint.saved(run / "checkpoints")[-1] / f"{name}.safetensors") for run in (whole, part)
+        )
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[key], two[key]) for key in one), name
+    held_out = [[line["held_out_loss"] for line in log(run) if "held_out_loss" in line][-1] for run in (whole, part)]
+    assert held_out[0] == held_out[1]
+
+
+def test_a_run_that_broke_off_repeats_the_steps_after_its_checkpoint(tiny_config, tiny_images, tmp_path):
+    whole = train(tiny_config, tiny_images, tmp_path / "whole").run
+    trainer = Trainer(tiny_config, tiny_images, tmp_path / "part")
+    trainer._picture = lambda: (_ for _ in ()).throw(RuntimeError("power cut"))
+    with pytest.raises(RuntimeError, match="power cut"):
+        trainer.train()
+    last = checkpoint.saved(tmp_path / "part" / "checkpoints")[-1]
+    for file in last.iterdir():
+        file.unlink()
+    last.rmdir()
+    part = train(tiny_config, tiny_images, tmp_path / "part").run
+    weights = [load_file(run / "model" / "model.safetensors") for run in (whole, part)]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    steps = [line["step"] for line in log(part) if "loss" in line]
+    assert steps == sorted(set(steps))
+
+
+def test_a_signal_stops_after_the_step_and_saves(tiny_config, tiny_images, tmp_path):
+    trainer = Trainer(tiny_config.with_settings(["trainer.steps=1000"]), tiny_images, tmp_path / "run")
+    step = trainer._train_step
+
+    def interrupted():
+        if trainer.step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step()
+
+    trainer._train_step = interrupted
+    assert trainer.train() is False
+    assert trainer.step == 2
+    assert checkpoint.saved(tmp_path / "run" / "checkpoints")[-1].name == "step-00000002"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_other_settings_or_images_in_the_same_folder_are_refused(tiny_config, tiny_images, tmp_path):
+    train(tiny_config, tiny_images, tmp_path / "run")
+    with pytest.raises(UsageError, match=r"process\.K was 10, is 11"):
+        Trainer(tiny_config.with_settings(["process.K=11"]), tiny_images, tmp_path / "run")
+    other = type(tiny_images)("blobs", 255 - tiny_images.train, tiny_images.held_out)
+    with pytest.raises(UsageError, match="not those"):
+        train(tiny_config.with_settings(["trainer.steps=9"]), other, tmp_path / "run")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("")
+    with pytest.raises(UsageError, match="not empty"):
+        Trainer(tiny_config, tiny_images, tmp_path / "mine")
+
+
+def test_a_damaged_checkpoint_is_named(tiny_config, tiny_images, tmp_path):
+    run = train(tiny_config, tiny_images, tmp_path / "run").run
+    (checkpoint.saved(run / "checkpoints")[-1] / "average.safetensors").write_bytes(b"")
+    with pytest.raises(IhdmError, match="step-00000006"):
+        train(tiny_config.with_settings(["trainer.steps=9"]), tiny_images, run)
+
+
+def test_without_held_out_images_training_works(tiny_config, tiny_images, tmp_path):
+    alone = type(tiny_images)("blob", tiny_images.train[:1], tiny_images.held_out[:0])
+    lines = log(train(tiny_config, alone, tmp_path / "run").run)
+    assert lines and not any("held_out_loss" in line for line in lines)
+
+
+def test_a_half_written_folder_never_takes_the_place_of_a_whole_one(tmp_path):
+    target = tmp_path / "model"
+    with checkpoint.replaced_folder(target) as folder:
+        (folder / "a").write_text("old")
+    with pytest.raises(RuntimeError), checkpoint.replaced_folder(target) as folder:
+        (folder / "a").write_text("new")
+        raise RuntimeError
+    assert (target / "a").read_text() == "old"
+    with checkpoint.replaced_folder(target) as folder:
+        (folder / "b").write_text("new")
+    assert [path.name for path in target.iterdir()] == ["b"]
+
+
+def test_learning_rate_rises_holds_and_falls():
+    settings = TrainerConfig(steps=100, lr=1.0, warmup=10, decay=0.5)
+    rates = [learning_rate(settings, step) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1) and rates[9] == 1.0 and rates[49] == 1.0
+    assert rates[75] == pytest.approx(0.5) and rates[99] == pytest.approx(0.02)
+    constant = TrainerConfig(steps=100, lr=1.0, warmup=0, decay=0.0)
+    assert {learning_rate(constant, step) for step in range(100)} == {1.0}
+
+
+def test_the_average_follows_the_ramp():
+    """Against the recursion written out: decay min(d, (1 + n) / (10 + n)) with n updates before."""
+    update, value, average = ramped_average(0.5), [torch.zeros(2)], [torch.ones(2)]
+    expected = 1.0
+    for n in range(1, 12):
+        update(average, value, n)
+        expected *= min(0.5, (1 + n) / (10 + n))
+        torch.testing.assert_close(average[0], torch.full((2,), expected))
