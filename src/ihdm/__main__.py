@@ -1,0 +1,3 @@
+from ihdm.cli import main
+
+main()

@@ -1,0 +1,216 @@
+"""The command line: a table from verb to function. Heavy imports wait until a verb needs them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from tyro.conf import Positional, UseAppendAction, arg
+
+from ihdm import __version__
+from ihdm.config import Device, Precision, load_config, presets, setting_names
+from ihdm.errors import IhdmError, UsageError, unknown
+
+if TYPE_CHECKING:
+    from ihdm.config import Config
+
+Settings = Annotated[
+    UseAppendAction[tuple[str, ...]],
+    arg(name="set", metavar="NAME=VALUE", help="a setting to change, such as trainer.steps=1000; may be repeated"),
+]
+
+
+def train(
+    preset: Positional[str],
+    /,
+    data: str | None = None,
+    run: Path | None = None,
+    settings: Settings = (),
+) -> None:
+    """Train a model. The same command again goes on from the last checkpoint.
+
+    Args:
+        preset: a preset's name (see `ihdm --help`), or a TOML file of the same form
+        data: a named set, a folder, zip, idx or npy/npz file of images, or hf:NAME; default: the preset's
+        run: the folder for checkpoints, log, sample pictures and the model; default: runs/PRESET
+    """
+    config = _with_data(load_config(preset, settings), data)
+    run = run or Path("runs") / Path(preset).stem
+    if config.process.sigma == 0:
+        print("warning: without noise (process.sigma=0) the reverse process is unstable (App. C.5)", file=sys.stderr)
+    from ihdm.data import load_images
+    from ihdm.trainer import Trainer, check_run
+
+    check_run(run, config)
+    images = load_images(config.data)
+    trainer = Trainer(config, images, run)
+    parameters = sum(p.numel() for p in trainer.model.network.parameters())
+    print(
+        f"{len(images.train):,} images {_shape_text(images.shape)}, {len(images.held_out):,} held out; "
+        f"{parameters:,} parameters on {trainer.accelerator.device}",
+        flush=True,
+    )
+    if trainer.train():
+        print(f"done; the model is in {run / 'model'}. Next: ihdm sample {run / 'model'}")
+    else:
+        print(f"stopped at step {trainer.step:,}, all saved; the same command goes on from there")
+
+
+def sample(
+    model: Positional[str],
+    /,
+    n: int = 64,
+    seed: int = 0,
+    delta_ratio: float | None = None,
+    grid: Path | None = None,
+    gif: Path | None = None,
+    out: Path | None = None,
+    same_start: bool = False,
+    same_noise: bool = False,
+    batch_size: int = 64,
+    device: Device = "auto",
+    precision: Precision = "auto",
+) -> None:
+    """Make images with a trained model.
+
+    Args:
+        model: a model folder, or owner/name on the hub
+        n: how many images
+        seed: image i depends on the seed and i alone
+        delta_ratio: sampling noise in units of sigma: more gives more detail, then noise; default: the model's
+        grid: a picture of all images; default: samples.png, if neither --gif nor --out is given
+        gif: an animation of the images growing from blur
+        out: a folder for the images, one PNG each
+        same_start: grow all images from one blurred image
+        same_noise: use the same noise for all images
+        batch_size: images computed at a time
+        device: where to compute; auto: the GPU if there is one
+        precision: of the network; auto: bf16 on a GPU that has it
+    """
+    if n < 1 or batch_size < 1:
+        raise UsageError("--n and --batch-size must be at least 1")
+    if delta_ratio is not None and not 0 <= delta_ratio < float("inf"):
+        raise UsageError(f"--delta-ratio cannot be negative: {delta_ratio}")
+    from ihdm import pictures
+    from ihdm.engine import choose_device, choose_precision
+    from ihdm.model import Model
+
+    place = choose_device(device)
+    options: dict[str, Any] = {"delta_ratio": delta_ratio, "same_start": same_start, "same_noise": same_noise}
+    options["precision"] = choose_precision(precision, place)
+    loaded = Model.from_pretrained(model).to(place)
+    if grid is None and gif is None and out is None:
+        grid = Path("samples.png")
+    if grid or out:
+        images = loaded.sample(n, seed, batch_size=batch_size, progress=True, **options)
+        if grid:
+            _save(pictures.grid(images), grid)
+        if out:
+            for i, image in enumerate(images):
+                _save(pictures.plain(image), out / f"{i:06d}.png")
+    if gif:
+        gif.parent.mkdir(parents=True, exist_ok=True)
+        states = [u for _, u in loaded.trajectory(n, seed, **options)]
+        pictures.animation(gif, states[:: max(1, len(states) // 50)] + states[-1:])
+    for path in filter(None, (grid, out, gif)):
+        print(path)
+
+
+def info(name: Positional[str], /, data: str | None = None, settings: Settings = ()) -> None:
+    """Say what a model folder or a preset is.
+
+    Args:
+        name: a model folder, owner/name on the hub, or a preset
+        data: with a preset: the images it would be trained on; default: the preset's
+    """
+    from ihdm import describe
+
+    if name in presets() or name.endswith(".toml"):
+        config = _with_data(load_config(name, settings), data)
+        rows = describe.preset(config)
+    elif settings or data:
+        raise UsageError("--set and --data go with a preset; a model folder is what it is")
+    else:
+        rows = describe.model(name)
+    width = max(len(label) for label in rows)
+    print("\n".join(f"{label:<{width}}  {value}" for label, value in rows.items()))
+
+
+def demo(out: Path = Path("demo"), settings: Settings = ()) -> None:
+    """Train on the embedded digits for about 90 seconds, then make pictures.
+
+    Args:
+        out: the folder for everything
+    """
+    from ihdm.demo import run_demo
+
+    run_demo(out, settings)
+
+
+VERBS: dict[str, Callable[..., None]] = {"train": train, "sample": sample, "info": info, "demo": demo}
+
+
+def main(words: list[str] | None = None) -> None:
+    """Run the verb that the words name; print errors without a traceback."""
+    words = sys.argv[1:] if words is None else words
+    try:
+        if not words or words[0] in ("-h", "--help", "help"):
+            print(_overview())
+        elif words[0] == "--version":
+            print(__version__)
+        elif words[0] not in VERBS:
+            raise unknown("command", words[0], VERBS)
+        else:
+            tyro.cli(VERBS[words[0]], prog=f"ihdm {words[0]}", args=words[1:])
+    except IhdmError as error:
+        print(f"ihdm: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("ihdm: stopped", file=sys.stderr)
+        sys.exit(130)
+
+
+def _overview() -> str:
+    def table(rows: dict[str, str]) -> str:
+        width = max(map(len, rows))
+        return "\n".join(f"  {name:<{width}}  {about}" for name, about in rows.items())
+
+    verbs = {verb: (function.__doc__ or "").splitlines()[0] for verb, function in VERBS.items()}
+    return f"""ihdm {__version__}: generative modelling with inverse heat dissipation
+
+usage: ihdm COMMAND ...      (ihdm COMMAND --help says more)
+
+commands:
+{table(verbs)}
+
+presets, for train and info:
+{table(presets())}
+
+settings, for --set:
+{table(setting_names())}"""
+
+
+def _with_data(config: Config, data: str | None) -> Config:
+    """The configuration with the images that the user named; paths are made absolute, to be found again."""
+    from ihdm.data.sources import is_path
+
+    source = data or config.data.source
+    if source and is_path(source):
+        source = str(Path(source).expanduser().resolve())
+    return config.with_settings([f"data.source={source}"]) if source else config
+
+
+def _save(page: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        page.save(path)
+    except (OSError, ValueError) as error:
+        raise IhdmError(f"cannot write {path} ({error})") from error
+
+
+def _shape_text(shape: tuple[int, int, int]) -> str:
+    channels, height, width = shape
+    return f"of {height}x{width} in {'grey' if channels == 1 else f'{channels} channels'}"

@@ -1,0 +1,52 @@
+"""The demo: train on the embedded digits, then show what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from ihdm import pictures
+from ihdm.config import load_config
+from ihdm.data import evenly_spaced, load_images, to_unit
+from ihdm.errors import IhdmError
+from ihdm.model import Model
+from ihdm.trainer import Trainer, check_run
+
+SAMPLES, ROWS, COLUMNS, FRAMES = 64, 6, 11, 50
+
+
+def run_demo(out: Path, settings: Iterable[str] = ()) -> None:
+    """Fill `out` with a trained model and pictures; a second call trains no more."""
+    config = load_config("digits", settings)
+    check_run(out, config)
+    images = load_images(config.data)
+    print(f"Learning to grow handwritten digits from blur: {len(images.train):,} images of 8x8 pixels.", flush=True)
+    trainer = Trainer(config, images, out)
+    if not trainer.train():
+        raise IhdmError(f"stopped at step {trainer.step:,}; run the demo again to go on from there")
+
+    model = Model.from_pretrained(out / "model")
+    samples = model.sample(SAMPLES, progress=True)
+    real = to_unit(images.train[evenly_spaced(len(images.train), SAMPLES)])
+    page = pictures.beside(pictures.grid(samples, caption="generated"), pictures.grid(real, caption="real"))
+    page.save(out / "samples.png")
+
+    states = [u for _, u in model.trajectory(SAMPLES)]
+    shown = [u[:ROWS] for u in _evenly(states, COLUMNS)]
+    pictures.sequence(shown, caption="from blank to sharp").save(out / "sequence.png")
+    pictures.animation(out / "growth.gif", [u[:16] for u in _evenly(states, FRAMES)])
+
+    print(
+        f"\n{out / 'samples.png'}   generated digits beside real ones"
+        f"\n{out / 'sequence.png'}  how {ROWS} of them grew, from blank to sharp"
+        f"\n{out / 'growth.gif'}    the same as an animation"
+        f"\n{out / 'model'}         the model; try: ihdm sample {out / 'model'} --seed 1"
+        f"\n(delete {out} to train again)"
+    )
+
+
+def _evenly(states: list[torch.Tensor], count: int) -> list[torch.Tensor]:
+    """`count` of the states, evenly spaced, both ends included."""
+    return [states[round(i * (len(states) - 1) / (count - 1))] for i in range(count)]

@@ -1,0 +1,80 @@
+"""What a model or a preset is, in rows of words: `ihdm info`."""
+
+from __future__ import annotations
+
+import torch
+
+from ihdm.config import Config, ProcessConfig
+from ihdm.data import image_shape
+from ihdm.engine import peak_memory
+from ihdm.heat import GridLaplacian
+from ihdm.model import Model, ModelConfig, build_network, build_schedule
+
+SAMPLE_BATCH = 16
+
+
+def preset(config: Config) -> dict[str, str]:
+    """What training with a configuration would make."""
+    shape = image_shape(config.data)
+    described = ModelConfig(config.process, config.network, shape)
+    trainer = config.trainer
+    return _rows(described) | {
+        "data": f"{config.data.source}{', mirrored at random' * config.data.flip}",
+        "training": f"{trainer.steps:,} steps of {trainer.batch_size} images, learning rate {trainer.lr:g}",
+    }
+
+
+def model(name: str) -> dict[str, str]:
+    """What a model folder holds."""
+    loaded = Model.from_pretrained(name)
+    prior = loaded.prior.coefficients
+    return _rows(loaded.config) | {
+        "trained": f"{loaded.config.steps:,} steps on {loaded.config.data}",
+        "prior": f"{len(prior):,} blurred images, {prior[0].numel()} coefficients each, {_bytes(prior.nbytes)}",
+    }
+
+
+def sampling_memory(config: ModelConfig, batch: int) -> int:
+    """Bytes for the weights and for the largest moment of one network evaluation in float32; nothing is computed."""
+    with torch.device("meta"):
+        network = build_network(config).eval()
+        u, k = torch.empty(batch, *config.shape), torch.ones(batch)
+        with torch.no_grad():
+            peak = peak_memory(lambda: network(u, k))
+    return sum(p.nbytes for p in network.parameters()) + u.nbytes + peak
+
+
+def _rows(config: ModelConfig) -> dict[str, str]:
+    channels, *grid = config.shape
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in build_network(config).parameters())
+    return {
+        "images": f"{channels} x {' x '.join(map(str, grid))} (channels x height x width)",
+        "network": f"{parameters:,} parameters ({_bytes(4 * parameters)}); {_network_words(config)}",
+        "process": _process_words(config.process, GridLaplacian(grid)),
+        "memory": f"about {_bytes(sampling_memory(config, SAMPLE_BATCH))} to sample {SAMPLE_BATCH} images in float32",
+    }
+
+
+def _network_words(config: ModelConfig) -> str:
+    network = config.network
+    sizes = ["x".join(str(-(-n // 2**level)) for n in config.shape[1:]) for level in network.attention]
+    widths = ", ".join(str(network.channels * multiplier) for multiplier in network.multipliers)
+    return f"{widths} channels, {network.blocks} blocks each, attention at {', '.join(sizes) or 'the middle only'}"
+
+
+def _process_words(process: ProcessConfig, laplacian: GridLaplacian) -> str:
+    schedule = build_schedule(process, laplacian)
+    delta = process.delta_ratio * process.sigma
+    return (
+        f"K = {process.K}, sigma_B {schedule.sigma_B_min:g} to {schedule.sigma_B_max:g} pixels, "
+        f"sigma {process.sigma:g}, delta {delta:g}, {process.skip} skip"
+    )
+
+
+def _bytes(n: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if n < 1000:
+            return f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:.3g} GB"

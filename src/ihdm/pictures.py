@@ -1,0 +1,70 @@
+"""Pictures for people: grids, sequences, animations. Pixels are enlarged by repetition, never blurred."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+GAP, MARGIN, CAPTION = 3, 10, 16
+PAPER, INK = 255, 60
+CELL = 64  # images are enlarged to about this many pixels
+
+
+def grid(images: Tensor, columns: int | None = None, caption: str = "") -> Image.Image:
+    """Images (N, C, H, W) in [0, 1] in rows of `columns`, by default about square."""
+    columns = columns or int(np.ceil(np.sqrt(len(images))))
+    tiles = [_tile(image) for image in images]
+    width, height = tiles[0].size
+    rows = -(-len(tiles) // columns)
+    top = MARGIN + (CAPTION if caption else 0)
+    size = 2 * MARGIN + columns * (width + GAP) - GAP, top + MARGIN + rows * (height + GAP) - GAP
+    page = Image.new("RGB", size, (PAPER,) * 3)
+    for i, tile in enumerate(tiles):
+        row, column = divmod(i, columns)
+        page.paste(tile, (MARGIN + column * (width + GAP), top + row * (height + GAP)))
+    if caption:
+        ImageDraw.Draw(page).text((MARGIN, MARGIN - 3), caption, fill=(INK,) * 3)
+    return page
+
+
+def beside(*pages: Image.Image) -> Image.Image:
+    """Pages next to each other."""
+    page = Image.new("RGB", (sum(p.width for p in pages), max(p.height for p in pages)), (PAPER,) * 3)
+    left = 0
+    for part in pages:
+        page.paste(part, (left, 0))
+        left += part.width
+    return page
+
+
+def sequence(states: Sequence[Tensor], caption: str = "") -> Image.Image:
+    """One row for each image, one column for each state of the trajectory (Fig. 4a)."""
+    rows = torch.stack(list(states), dim=1).flatten(0, 1)
+    return grid(rows, columns=len(states), caption=caption)
+
+
+def animation(path: Path, states: Sequence[Tensor], seconds: float = 4.0, hold: float = 1.5) -> None:
+    """A looping GIF of the states, each a batch shown as a grid; the last one stays on."""
+    frames = [grid(state).quantize(64) for state in states]
+    step = max(20, round(1000 * seconds / len(frames)))
+    durations = [step] * (len(frames) - 1) + [round(1000 * hold)]
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0)
+
+
+def plain(image: Tensor) -> Image.Image:
+    """One image (C, H, W) in [0, 1], pixel for pixel: in colour from three channels on, else the first in grey."""
+    shown = image[: 3 if len(image) >= 3 else 1].detach().cpu().clamp(0, 1)
+    pixels = (shown * 255).round().byte().numpy().transpose(1, 2, 0)
+    return Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)
+
+
+def _tile(image: Tensor) -> Image.Image:
+    """One image, small ones enlarged."""
+    tile = plain(image).convert("RGB")
+    factor = max(1, CELL // max(tile.size))
+    return tile.resize((tile.width * factor, tile.height * factor), Image.Resampling.NEAREST)

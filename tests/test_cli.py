@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ihdm.cli import VERBS, main
+from ihdm.config import presets
+from ihdm.model import Model, ModelConfig
+
+QUICK = [
+    *("--set", "trainer.steps=4", "--set", "trainer.checkpoint_every=2", "--set", "trainer.samples=4"),
+    *("--set", "process.K=4", "--set", "trainer.batch_size=4", "--set", "network.channels=8"),
+]
+
+
+@pytest.fixture(autouse=True)
+def somewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("IHDM_DATA", raising=False)
+
+
+@pytest.fixture
+def model(tiny_config, tiny_images, tmp_path) -> str:
+    config = ModelConfig(tiny_config.process, tiny_config.network, tiny_images.shape, "blobs", 7)
+    Model.from_images(config, tiny_images.train).save_pretrained(tmp_path / "model")
+    return "model"
+
+
+def refused(words, code, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    error = capsys.readouterr().err
+    assert stop.value.code == code
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_help_names_every_verb_and_preset_at_once(capsys):
+    main(["--help"])
+    text = capsys.readouterr().out
+    assert all(name in text for name in [*VERBS, *presets(), "process.sigma_B_max"])
+    code = "import sys; from ihdm.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_without_importing_torch(verb):
+    code = """import sys; from ihdm.cli import main
+try: main([sys.argv[1], "--help"])
+finally: assert "torch" not in sys.modules"""
+    done = subprocess.run([sys.executable, "-c", code, verb], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--help" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["trian"], 2, "did you mean 'train'"),
+        (["train", "minst"], 2, "did you mean 'mnist'"),
+        (["train", "digits", "--set", "trainer.stesp=3"], 2, "did you mean 'trainer.steps'"),
+        (["train", "digits", "--set", "process.K=ten"], 2, "a whole number"),
+        (["train", "digits", "--set", "process.K=0"], 2, "at least 1"),
+        (["train", "digits", "--set", "process.sigma_B_max=0.1"], 2, "larger than"),
+        (["train", "digits", "--set", "process.sigma=-1"], 2, "at least 0"),
+        (["train", "digits", "--set", "engine.device=cuda"], 2, "no device"),
+        (["train", "digits", "--data", "nowhere/"], 1, "there is no"),
+        (["train", "mnist"], 2, "IHDM_DATA"),
+        (["sample", "./nowhere"], 1, "no model folder"),
+        (["sample", "model", "--n", "0"], 2, "at least 1"),
+        (["sample", "model", "--delta-ratio", "-1"], 2, "negative"),
+        (["info", "./nowhere"], 1, "no model folder"),
+        (["info", "model", "--set", "process.K=3"], 2, "go with a preset"),
+    ],
+)
+def test_wrong_words_end_with_a_message_and_a_code(words, code, message, model, capsys, monkeypatch):
+    if message == "IHDM_DATA":
+        monkeypatch.setitem(sys.modules, "datasets", None)  # as if the hf extra were not installed
+    if message == "no device" and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    refused(words, code, message, capsys)
+
+
+def test_bad_images_end_with_their_name_and_code_1(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    refused(["train", "digits", "--data", "empty"], 1, "holds no images", capsys)
+    (tmp_path / "mixed").mkdir()
+    (tmp_path / "mixed" / "a.png").write_bytes(b"nonsense")
+    refused(["train", "digits", "--data", "mixed"], 1, "a.png is not an image", capsys)
+    for name, size in (("a", 8), ("b", 9)):
+        Image.new("L", (size, size)).save(tmp_path / "mixed" / f"{name}.png")
+    refused(["train", "digits", "--data", "mixed", "--set", "data.holdout=0"], 2, "data.size", capsys)
+
+
+def test_train_on_a_folder_of_photos_then_sample(tmp_path, capsys):
+    (tmp_path / "photos").mkdir()
+    rng = np.random.default_rng(0)
+    for i in range(6):
+        pixels = rng.integers(0, 256, (40 + 5 * i, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{i}.jpg")
+    main(["train", "digits", "--data", "photos", "--run", "here", "--set", "data.size=9x13", *QUICK])
+    assert "ihdm sample here/model" in capsys.readouterr().out
+    main(["sample", "here/model", "--n", "3", "--grid", "g/grid.png", "--gif", "g/grow.gif", "--out", "g/each"])
+    assert Image.open("g/grow.gif").n_frames == 5
+    assert [Image.open(path).size for path in sorted((tmp_path / "g/each").iterdir())] == [(13, 9)] * 3
+    assert Image.open("g/grid.png").size[0] > 3 * 13
+    main(["sample", "here/model", "--n", "2"])
+    assert (tmp_path / "samples.png").exists()
+
+
+def test_sigma_zero_is_allowed_with_a_warning(capsys):
+    main(["train", "digits", *QUICK, "--set", "process.sigma=0", "--set", "process.skip=identity"])
+    assert "unstable" in capsys.readouterr().err
+
+
+def test_info_of_a_preset_and_of_a_model(model, capsys):
+    main(["info", "cifar10", "--set", "network.resample=conv", "--set", "process.K=50"])
+    text = capsys.readouterr().out
+    assert "61,060,867 parameters" in text and "K = 50" in text and "sigma_B 0.5 to 24" in text
+    main(["info", model])
+    text = capsys.readouterr().out
+    assert "7 steps on blobs" in text and "1 x 8 x 8" in text and "to sample 16 images" in text
+
+
+def test_demo_makes_its_pictures_and_trains_only_once(tmp_path, capsys):
+    main(["demo", *QUICK])
+    for name in ("samples.png", "sequence.png", "growth.gif"):
+        assert Image.open(tmp_path / "demo" / name).size[0] > 100
+    before = (tmp_path / "demo" / "model" / "model.safetensors").stat().st_mtime_ns
+    main(["demo", *QUICK])
+    assert (tmp_path / "demo" / "model" / "model.safetensors").stat().st_mtime_ns == before
+    assert "demo/model" in capsys.readouterr().out
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
+    words = [sys.executable, "-m", "ihdm", "train", "digits", "--run", "run", *QUICK, "--set", "engine.device=cpu"]
+    endless = [*words, "--set", "trainer.steps=1000000", "--set", "trainer.checkpoint_every=1000000"]
+    process = subprocess.Popen(endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "run" / "log.jsonl"
+    deadline = time.time() + 60
+    while not (log.exists() and log.read_text()) and time.time() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output, error = process.communicate(timeout=60)
+    assert process.returncode == 0, error
+    assert "all saved" in output and "Traceback" not in error
+    step = max(json.loads(line)["step"] for line in log.read_text().splitlines())
+    done = subprocess.run([*words, "--set", f"trainer.steps={step + 2}"], capture_output=True, text=True)
+    assert f"going on from step {step:,}" in done.stdout, done.stderr
+    assert "done" in done.stdout
