@@ -1,0 +1,34 @@
+# `make demo` and `make test` need nothing but Python >= 3.10 with pip and venv: they set up .venv themselves.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint format clean
+
+demo: .venv/core ## train on the embedded digits and make pictures, about two minutes on two cores
+	$(BIN)/ihdm demo
+
+test: lint ## format, types, tests
+	$(BIN)/python -m pytest
+
+lint: .venv/dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy src
+
+format: .venv/dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf .venv demo
+
+# Stamps: installed once, and again when what is to be installed changes.
+.venv/core: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) --editable .
+	touch $@
+
+.venv/dev: .venv/core
+	$(PIP) --editable '.[dev]'
+	touch $@
