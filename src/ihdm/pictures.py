@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-GAP, MARGIN, CAPTION = 3, 10, 16
+GAP, MARGIN, CAPTION = 3, 10, 22
 PAPER, INK = 255, 60
 CELL = 64  # images are enlarged to about this many pixels
 
@@ -28,7 +28,7 @@ def grid(images: Tensor, columns: int | None = None, caption: str = "") -> Image
         row, column = divmod(i, columns)
         page.paste(tile, (MARGIN + column * (width + GAP), top + row * (height + GAP)))
     if caption:
-        ImageDraw.Draw(page).text((MARGIN, MARGIN - 3), caption, fill=(INK,) * 3)
+        ImageDraw.Draw(page).text((MARGIN, MARGIN - 2), caption, fill=(INK,) * 3, font=ImageFont.load_default(14))
     return page
 
 

@@ -78,13 +78,17 @@ class Trainer:
         self._resume()
         log = Log(self.run, self.step) if self.accelerator.is_main_process else None
         with stop_requests() as stopped, self._bar() as bar:
-            while self.step < settings.steps and not stopped():
+            while self.step < settings.steps:
                 facts = self._train_steps(self._next_stop(), bar, stopped)
                 if log and facts:
                     log.write(self.step, facts)
-                if self.step % settings.checkpoint_every == 0 or self.step == settings.steps or stopped():
-                    self._save(log)
-                if self.step % settings.sample_every == 0 or self.step == settings.steps:
+                if stopped():
+                    self._save()
+                    break
+                if self._due(settings.checkpoint_every):
+                    self._save()
+                    self._check(log)
+                if self._due(settings.sample_every):
                     self._picture()
         if log:
             log.close()
@@ -153,15 +157,22 @@ class Trainer:
             (self.run / "config.toml").write_text(config_to_toml(self.config))
         self.accelerator.wait_for_everyone()
 
-    def _save(self, log: Log | None) -> None:
-        """A checkpoint, the model folder and the held-out loss."""
-        if log:
+    def _due(self, interval: int) -> bool:
+        return self.step % interval == 0 or self.step == self.config.trainer.steps
+
+    def _save(self) -> None:
+        """Write a checkpoint and the model folder."""
+        if self.accelerator.is_main_process:
             facts = {"data": self.images.fingerprint()}
             checkpoint.save(self.run / "checkpoints", self.step, self.state, facts, self.config.trainer.keep)
             with checkpoint.replaced_folder(self.run / "model") as folder:
                 self.trained_model().save_pretrained(folder)
-            if len(self.images.held_out):
-                log.write(self.step, {"held_out_loss": self.held_out_loss()})
+        self.accelerator.wait_for_everyone()
+
+    def _check(self, log: Log | None) -> None:
+        """Log the held-out loss."""
+        if log and len(self.images.held_out):
+            log.write(self.step, {"held_out_loss": self.held_out_loss()})
         self.accelerator.wait_for_everyone()
 
     @torch.no_grad()
