@@ -73,6 +73,15 @@ finally: assert "torch" not in sys.modules"""
         (["train", "digits", "--set", "process.sigma=-1"], 2, "at least 0"),
         (["train", "digits", "--set", "engine.device=cuda"], 2, "no device"),
         (["train", "digits", "--data", "nowhere/"], 1, "there is no"),
+        (["train", "digits", "--data", "digit"], 2, "did you mean 'digits'"),
+        (["train", "digits", "--run", "a-file"], 2, "is a file"),
+        (["train", "digits", "--run", "/proc/nowhere"], 1, "/proc/nowhere"),
+        (["train", "digits", "--set", "trainer.steps=" + "9" * 400], 2, "a whole number"),
+        (["info", "digits", "--set", "data.size=1e9"], 2, "at most"),
+        (["sample", "model", "--gif", "x.txt"], 2, "ends in .gif"),
+        (["sample", "model", "--grid", "x"], 2, "name of a picture"),
+        (["sample", "model", "--grid", "a-file/x.png"], 1, "a-file"),
+        (["sample", "model", "--out", "a-file"], 1, "a-file"),
         (["train", "mnist"], 2, "IHDM_DATA"),
         (["sample", "./nowhere"], 1, "no model folder"),
         (["sample", "model", "--n", "0"], 2, "at least 1"),
@@ -81,7 +90,8 @@ finally: assert "torch" not in sys.modules"""
         (["info", "model", "--set", "process.K=3"], 2, "go with a preset"),
     ],
 )
-def test_wrong_words_end_with_a_message_and_a_code(words, code, message, model, capsys, monkeypatch):
+def test_wrong_words_end_with_a_message_and_a_code(words, code, message, model, capsys, monkeypatch, tmp_path):
+    (tmp_path / "a-file").write_text("")
     if message == "IHDM_DATA":
         monkeypatch.setitem(sys.modules, "datasets", None)  # as if the hf extra were not installed
     if message == "no device" and torch.cuda.is_available():
@@ -109,11 +119,20 @@ def test_train_on_a_folder_of_photos_then_sample(tmp_path, capsys):
     main(["train", "digits", "--data", "photos", "--run", "here", "--set", "data.size=9x13", *QUICK])
     assert "ihdm sample here/model" in capsys.readouterr().out
     main(["sample", "here/model", "--n", "3", "--grid", "g/grid.png", "--gif", "g/grow.gif", "--out", "g/each"])
-    assert Image.open("g/grow.gif").n_frames == 5
+    assert Image.open("g/grow.gif").n_frames == 5  # levels 4, 3, 2, 1, 0
     assert [Image.open(path).size for path in sorted((tmp_path / "g/each").iterdir())] == [(13, 9)] * 3
     assert Image.open("g/grid.png").size[0] > 3 * 13
     main(["sample", "here/model", "--n", "2"])
     assert (tmp_path / "samples.png").exists()
+
+
+def test_a_data_path_in_any_script_is_found_again(tmp_path, capsys):
+    (tmp_path / "фото 😀").mkdir()
+    for i in range(3):
+        Image.new("L", (8, 8), 80 * i).save(tmp_path / "фото 😀" / f"{i}.png")
+    for _ in range(2):
+        main(["train", "digits", "--data", "фото 😀", "--run", "run", *QUICK])
+    assert "going on from step 4" in capsys.readouterr().out
 
 
 def test_sigma_zero_is_allowed_with_a_warning(capsys):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+import ast
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -142,15 +142,25 @@ def test_unknown_presets_and_broken_files_are_refused(tmp_path):
     assert load_config(str(tmp_path / "mine.toml")).process.K == 7
 
 
+def attribute_reads(tree: ast.AST) -> set[str]:
+    """Every attribute that a file reads, in full, leaving out what is only put into messages."""
+    reads, nodes = set(), [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Attribute):
+            reads.add(ast.unparse(node).removeprefix("self."))
+        if not isinstance(node, ast.JoinedStr):
+            nodes += ast.iter_child_nodes(node)
+    return reads
+
+
 def test_every_setting_is_read_somewhere():
-    """By its full name, as an attribute, or with its whole section as `vars(config.network)` does."""
-    source = "\n".join(
-        path.read_text() for path in Path(ihdm.__file__).parent.rglob("*.py") if path.name != "config.py"
-    )
-    for section in fields(Config):
-        if f"vars(config.{section.name})" in source:
-            continue
-        for name in setting_names():
-            group, key = name.split(".")
-            if group == section.name:
-                assert re.search(rf"\b({group}|config|settings|trainer)\.{key}\b", source), f"{name} is never read"
+    """As `config.section.key`, as `config.key` or `settings.key` by a function that is given a section, or, for the
+    network, all at once."""
+    files = [path for path in Path(ihdm.__file__).parent.rglob("*.py") if path.name != "config.py"]
+    reads = {read for path in files for read in attribute_reads(ast.parse(path.read_text()))}
+    assert any("**vars(config.network)" in path.read_text() for path in files)
+    for name in setting_names():
+        section, key = name.split(".")
+        if section != "network":
+            assert {f"config.{name}", f"config.{key}", f"settings.{key}"} & reads, f"{name} is never read"

@@ -158,6 +158,64 @@ def test_fit_crops_the_centre_halves_by_area_and_keeps_the_mean():
     assert fit(same, (6, 5)) is same
 
 
+@pytest.mark.parametrize("length", [17, 35, 63, 129])
+def test_fit_does_not_shift_images_of_odd_size(length):
+    """A ramp stays a ramp: each pixel is the mean of what it covers, away from the ends."""
+    ramp = np.tile(np.arange(length) * (250 / length), (length, 1)).astype(np.float32)
+    small = np.asarray(fit(Image.fromarray(ramp), (8, 8)))[0]
+    expected = ((np.arange(8) + 0.5) * length / 8 - 0.5) * (250 / length)
+    np.testing.assert_allclose(small[2:6], expected[2:6], atol=0.5)
+
+
+def test_fit_keeps_a_sliver():
+    assert np.asarray(fit(Image.new("L", (1000, 1), 255), (64, 32))).min() == 255
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (np.full((4, 4), 0.5, np.float32), 128),
+        (np.full((4, 4), 200, np.int32), 200),
+        (np.full((4, 4), 51_200, np.int32), 200),
+    ],
+)
+def test_scientific_images_keep_their_brightness(tmp_path, values, expected):
+    Image.fromarray(values).save(tmp_path / "deep.tif")
+    assert load(tmp_path / "deep.tif").train.unique().tolist() == [expected]
+    Image.fromarray(values.astype(np.float32) + 1000).save(tmp_path / "wild.tif")
+    with pytest.raises(IhdmError, match=r"wild\.tif has values"):
+        load(tmp_path / "wild.tif")
+
+
+def test_damaged_members_of_a_zip_are_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+        archive.writestr("good.png", png(colours(1)[0]))
+        archive.writestr("bad.png", png(colours(2)[1]))
+    content = bytearray((tmp_path / "set.zip").read_bytes())
+    content[content.index(b"bad.png") + 40] ^= 0xFF
+    (tmp_path / "set.zip").write_bytes(content)
+    with pytest.raises(IhdmError, match=r"bad\.png is not an image"):
+        load(tmp_path / "set.zip")
+
+
+def test_channels_that_cannot_be_converted_are_refused(tmp_path):
+    np.save(tmp_path / "five.npy", np.zeros((3, 8, 8, 5), np.uint8))
+    with pytest.raises(UsageError, match="5 channels"):
+        load(tmp_path / "five.npy", channels=3)
+
+
+def test_a_folder_with_only_a_test_set_or_with_two_sets_is_refused(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "t10k-images-idx3-ubyte").write_bytes(idx(colours(2)[..., 0]))
+    with pytest.raises(IhdmError, match="no training images"):
+        load(tmp_path / "a")
+    for name in ("one", "two"):
+        (tmp_path / "b" / name).mkdir(parents=True)
+        (tmp_path / "b" / name / "train-images-idx3-ubyte").write_bytes(idx(colours(2)[..., 0]))
+    with pytest.raises(IhdmError, match="several sets"):
+        load(tmp_path / "b")
+
+
 def test_images_of_different_sizes_need_a_target(folder):
     (folder / "class0" / "odd.png").write_bytes(png(colours(1, 9, 9)[0]))
     with pytest.raises(UsageError, match=r"6x5.*odd\.png.*9x9.*data\.size"):
@@ -210,8 +268,8 @@ def test_shape_without_reading_everything(folder):
 
 
 def test_fingerprint_changes_with_the_images(folder):
-    before = load(folder).fingerprint()
-    assert before == load(folder).fingerprint()
+    before = load(folder, holdout=0.0).fingerprint()
+    assert before == load(folder, holdout=0.0).fingerprint()
     (folder / "class0" / "0.png").write_bytes(png(255 - colours(10)[0]))
     assert load(folder, holdout=0.0).fingerprint() != before
 

@@ -16,6 +16,7 @@ FLOORS = [  # a module imports from its own floor or those before it
     {"prior", "processes", "sampler", "config", "pictures"},
     {"data", "engine", "checkpoint"},
     {"model"},
+    {"run"},
     {"trainer", "describe"},
     {"demo", "cli", "__main__"},
 ]

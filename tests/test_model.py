@@ -116,10 +116,22 @@ def test_a_damaged_file_is_named(folder, name):
         (("process", "K"), 0),
         (("process", "unheard"), 1),
         (("network", "resample"), "magic"),
+        (("shape",), "188"),
+        (("shape",), [1.0, 8, 8]),
+        (("shape",), [3, 8, 8]),
+        (("process",), {}),
+        (("process", "sigma"), 0),
+        (("process", "sigma_B_max"), 0.1),
+        (("process", "K"), int("9" * 400)),
+        (("network", "multipliers"), []),
         (("steps",), None),
+        (("steps",), -5),
+        (("steps",), float("inf")),
     ],
 )
-def test_an_impossible_config_is_refused(folder, place, value):
+def test_an_impossible_config_is_refused(folder, place, value, model):
+    if place == ("process", "sigma") and model.config.process.skip == "identity":
+        pytest.skip("without the linear skip, sigma may be 0")
     tree = json.loads((folder / "config.json").read_text())
     branch = tree
     for key in place[:-1]:
@@ -134,15 +146,23 @@ def test_tensors_that_do_not_fit_are_named(folder):
     tensors = load_file(folder / "model.safetensors")
     wrong = {**tensors, "network.stem.weight": torch.zeros(3, 3)}
     save_file(wrong, folder / "model.safetensors")
-    with pytest.raises(IhdmError, match=r"stem\.weight has shape \(3, 3\)"):
+    with pytest.raises(IhdmError, match=r"stem\.weight is torch\.float32 of shape \(3, 3\)"):
         Model.from_pretrained(folder)
     del wrong["network.stem.weight"]
     save_file({**wrong, "network.extra": torch.zeros(1)}, folder / "model.safetensors")
-    with pytest.raises(IhdmError, match=r"stem\.weight is missing; extra is not expected"):
+    with pytest.raises(IhdmError, match=r"stem\.weight is missing; network\.extra is not expected"):
         Model.from_pretrained(folder)
     save_file(tensors, folder / "model.safetensors")
-    save_file({"coefficients": torch.zeros(4, 1, 3)}, folder / "prior.safetensors")
-    with pytest.raises(IhdmError, match=r"prior\.safetensors does not belong"):
+    kept = load_file(folder / "prior.safetensors")["coefficients"]
+    for wrong_prior in (kept[..., :3], kept.double(), kept.repeat(1, 3, 1), kept[:0]):
+        save_file({"coefficients": wrong_prior.contiguous()}, folder / "prior.safetensors")
+        with pytest.raises(IhdmError, match=r"prior\.safetensors does not belong"):
+            Model.from_pretrained(folder)
+
+
+def test_nested_nonsense_is_refused(folder):
+    (folder / "config.json").write_text("[" * 100_000)
+    with pytest.raises(IhdmError, match=r"config\.json"):
         Model.from_pretrained(folder)
 
 

@@ -35,7 +35,7 @@ def test_draws_are_standard_normal():
     eps = noise(range(400), shape=(3, 20, 20))(1).double()
     statistic = scipy.stats.kstest(eps.flatten().numpy(), "norm").statistic
     assert statistic < 1.63 / eps.numel() ** 0.5  # the 1 % level of the Kolmogorov-Smirnov test
-    assert eps.dtype == torch.float64 and torch.isfinite(eps).all()
+    assert torch.isfinite(eps).all()
 
 
 def test_neighbouring_pixels_images_and_steps_are_uncorrelated():
@@ -45,6 +45,11 @@ def test_neighbouring_pixels_images_and_steps_are_uncorrelated():
         if eps.shape[dim] > 1:
             product = eps.narrow(dim, 0, eps.shape[dim] - 1) * eps.narrow(dim, 1, eps.shape[dim] - 1)
             assert abs(product.mean()) < limit * 1.2
+
+
+def test_any_integer_is_a_seed():
+    draws = [noise([0], seed=seed)(1) for seed in (-1, 2**63, 10**30)]
+    assert all(torch.isfinite(eps).all() for eps in draws)
 
 
 def test_choices_are_uniform():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -77,6 +78,47 @@ def test_a_run_that_broke_off_repeats_the_steps_after_its_checkpoint(tiny_config
     assert steps == sorted(set(steps))
 
 
+def test_a_line_that_a_crash_cut_off_does_not_stop_the_next_run(tiny_config, tiny_images, tmp_path):
+    run = train(tiny_config, tiny_images, tmp_path / "run").run
+    lines = log(run)
+    with (run / "log.jsonl").open("a") as file:
+        file.write('{"step": 6, "lo')
+    train(tiny_config, tiny_images, run)
+    assert log(run) == lines
+
+
+def test_a_finished_run_without_its_model_writes_it_again(tiny_config, tiny_images, tmp_path):
+    run = train(tiny_config, tiny_images, tmp_path / "run").run
+    before = (run / "model" / "model.safetensors").read_bytes()
+    shutil.rmtree(run / "model")
+    train(tiny_config, tiny_images, run)
+    assert (run / "model" / "model.safetensors").read_bytes() == before
+
+
+def test_another_number_of_steps_is_announced_where_it_matters(tiny_config, tiny_images, tmp_path, capsys):
+    config = tiny_config.with_settings(["trainer.decay=0.5"])
+    train(config, tiny_images, tmp_path / "run")
+    train(config.with_settings(["trainer.steps=7"]), tiny_images, tmp_path / "run")
+    assert "trainer.steps was 6, is 7" in capsys.readouterr().out
+
+
+def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(tiny_config, tiny_images, tmp_path):
+    config = tiny_config.with_settings(["process.skip=identity", "trainer.checkpoint_every=2"])
+    trainer = Trainer(config, tiny_images, tmp_path / "run")
+    step = trainer._train_step
+    trainer._train_step = lambda: tuple(fact * (float("nan") if trainer.step > 2 else 1) for fact in step())
+    with pytest.raises(IhdmError, match=r"diverged.*trainer\.lr"):
+        trainer.train()
+    assert [path.name for path in checkpoint.saved(tmp_path / "run" / "checkpoints")] == ["step-00000002"]
+
+
+def test_two_runs_in_one_process_may_differ_in_precision(tiny_config, tiny_images, tmp_path):
+    train(tiny_config, tiny_images, tmp_path / "one")
+    train(tiny_config.with_settings(["engine.precision=bf16"]), tiny_images, tmp_path / "two")
+    weights = [load_file(tmp_path / run / "model" / "model.safetensors") for run in ("one", "two")]
+    assert any(not torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
 def test_a_signal_stops_after_the_step_and_saves(tiny_config, tiny_images, tmp_path):
     trainer = Trainer(tiny_config.with_settings(["trainer.steps=1000"]), tiny_images, tmp_path / "run")
     step = trainer._train_step
@@ -146,6 +188,6 @@ def test_the_average_follows_the_ramp():
     update, value, average = ramped_average(0.5), [torch.zeros(2)], [torch.ones(2)]
     expected = 1.0
     for n in range(1, 12):
-        update(average, value, n)
+        update(average, value, torch.tensor(n))
         expected *= min(0.5, (1 + n) / (10 + n))
         torch.testing.assert_close(average[0], torch.full((2,), expected))

@@ -1,4 +1,4 @@
-"""State on disk: folders that are either whole or not there, tensors and JSON only."""
+"""State on disk: folders that are whole or not there, whenever the process dies; tensors and JSON only."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class TrainingState:
     optimizer: Any  # torch's, or accelerate's around it
 
 
-def save(root: Path, step: int, state: TrainingState, facts: dict[str, Any], keep: int) -> Path:
-    """Write checkpoints/step-N under a run folder and delete all but the last `keep`."""
+def save(root: Path, step: int, data: str, state: TrainingState, keep: int) -> Path:
+    """Write step-N under `root` and delete all but the last `keep`; `data` is the images' fingerprint."""
     path = root / f"step-{step:08d}"
     with replaced_folder(path) as folder:
         save_file(_flat(state.network), folder / "network.safetensors")
         save_file(_flat(state.average), folder / "average.safetensors")
         save_file(_flat_optimizer(state.optimizer), folder / "optimizer.safetensors")
-        (folder / "state.json").write_text(json.dumps({"step": step, **facts}, indent=2) + "\n")
+        (folder / "state.json").write_text(json.dumps({"step": step, "data": data}) + "\n")
     for old in saved(root)[:-keep]:
         shutil.rmtree(old)
     return path
@@ -45,13 +45,13 @@ def saved(root: Path) -> list[Path]:
 
 
 def load(path: Path, state: TrainingState) -> dict[str, Any]:
-    """Read a checkpoint into a state of the same shape; return its facts."""
+    """Read a checkpoint into a state of the same shape; return its step and its images' fingerprint."""
     try:
         state.network.load_state_dict(load_file(path / "network.safetensors"))
         state.average.load_state_dict(load_file(path / "average.safetensors"))
         _load_optimizer(state.optimizer, load_file(path / "optimizer.safetensors"))
         facts = json.loads((path / "state.json").read_text())
-        return {**facts, "step": int(facts["step"])}
+        return {"step": int(facts["step"]), "data": str(facts["data"])}
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise IhdmError(
             f"the checkpoint {path} cannot be read ({error}); delete it to go on from the one before"

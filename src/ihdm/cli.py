@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -42,21 +43,21 @@ def train(
     if config.process.sigma == 0:
         print("warning: without noise (process.sigma=0) the reverse process is unstable (App. C.5)", file=sys.stderr)
     from ihdm.data import load_images
-    from ihdm.trainer import Trainer, check_run
+    from ihdm.run import check_run
+    from ihdm.trainer import Trainer
 
     check_run(run, config)
     images = load_images(config.data)
     trainer = Trainer(config, images, run)
     parameters = sum(p.numel() for p in trainer.model.network.parameters())
-    print(
+    trainer.say(
         f"{len(images.train):,} images {_shape_text(images.shape)}, {len(images.held_out):,} held out; "
-        f"{parameters:,} parameters on {trainer.accelerator.device}",
-        flush=True,
+        f"{parameters:,} parameters on {trainer.accelerator.device}"
     )
     if trainer.train():
-        print(f"done; the model is in {run / 'model'}. Next: ihdm sample {run / 'model'}")
+        trainer.say(f"done; the model is in {run / 'model'}. Next: ihdm sample {run / 'model'}")
     else:
-        print(f"stopped at step {trainer.step:,}, all saved; the same command goes on from there")
+        trainer.say(f"stopped at step {trainer.step:,}, all saved; the same command goes on from there")
 
 
 def sample(
@@ -82,7 +83,7 @@ def sample(
         seed: image i depends on the seed and i alone
         delta_ratio: sampling noise in units of sigma: more gives more detail, then noise; default: the model's
         grid: a picture of all images; default: samples.png, if neither --gif nor --out is given
-        gif: an animation of the images growing from blur
+        gif: an animation of the first images (one batch of them) growing from blur
         out: a folder for the images, one PNG each
         same_start: grow all images from one blurred image
         same_noise: use the same noise for all images
@@ -94,6 +95,9 @@ def sample(
         raise UsageError("--n and --batch-size must be at least 1")
     if delta_ratio is not None and not 0 <= delta_ratio < float("inf"):
         raise UsageError(f"--delta-ratio cannot be negative: {delta_ratio}")
+    if grid is None and gif is None and out is None:
+        grid = Path("samples.png")
+    _check_outputs(grid, gif, out)
     from ihdm import pictures
     from ihdm.engine import choose_device, choose_precision
     from ihdm.model import Model
@@ -102,19 +106,16 @@ def sample(
     options: dict[str, Any] = {"delta_ratio": delta_ratio, "same_start": same_start, "same_noise": same_noise}
     options["precision"] = choose_precision(precision, place)
     loaded = Model.from_pretrained(model).to(place)
-    if grid is None and gif is None and out is None:
-        grid = Path("samples.png")
     if grid or out:
         images = loaded.sample(n, seed, batch_size=batch_size, progress=True, **options)
         if grid:
-            _save(pictures.grid(images), grid)
+            pictures.grid(images).save(grid)
         if out:
             for i, image in enumerate(images):
-                _save(pictures.plain(image), out / f"{i:06d}.png")
+                pictures.plain(image).save(out / f"{i:06d}.png")
     if gif:
-        gif.parent.mkdir(parents=True, exist_ok=True)
-        states = [u for _, u in loaded.trajectory(n, seed, **options)]
-        pictures.animation(gif, states[:: max(1, len(states) // 50)] + states[-1:])
+        states = loaded.trajectory(min(n, batch_size), seed, **options)
+        pictures.animation(gif, pictures.evenly(states, loaded.process.K, 50))
     for path in filter(None, (grid, out, gif)):
         print(path)
 
@@ -168,6 +169,14 @@ def main(words: list[str] | None = None) -> None:
     except IhdmError as error:
         print(f"ihdm: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        print(f"ihdm: {error}", file=sys.stderr)
+        sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not re.search("out of memory|allocate memory", str(error)):
+            raise
+        print("ihdm: there is not enough memory; try a smaller batch, network or image size", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("ihdm: stopped", file=sys.stderr)
         sys.exit(130)
@@ -194,21 +203,22 @@ settings, for --set:
 
 
 def _with_data(config: Config, data: str | None) -> Config:
-    """The configuration with the images that the user named; paths are made absolute, to be found again."""
-    from ihdm.data.sources import is_path
+    """The configuration with the images that the user named."""
+    from ihdm.data.sources import absolute
 
-    source = data or config.data.source
-    if source and is_path(source):
-        source = str(Path(source).expanduser().resolve())
+    source = absolute(data or config.data.source)
     return config.with_settings([f"data.source={source}"]) if source else config
 
 
-def _save(page: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        page.save(path)
-    except (OSError, ValueError) as error:
-        raise IhdmError(f"cannot write {path} ({error})") from error
+def _check_outputs(grid: Path | None, gif: Path | None, out: Path | None) -> None:
+    """Refuse what cannot be written before anything is computed, and make the folders."""
+    if grid and grid.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"):
+        raise UsageError(f"--grid takes the name of a picture, such as samples.png, not {grid}")
+    if gif and gif.suffix.lower() != ".gif":
+        raise UsageError(f"--gif takes a name that ends in .gif, not {gif}")
+    for folder in (grid and grid.parent, gif and gif.parent, out):
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
 
 
 def _shape_text(shape: tuple[int, int, int]) -> str:

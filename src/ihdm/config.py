@@ -40,7 +40,7 @@ def setting(
 class ProcessConfig:
     """The forward and reverse process (App. B.3-B.4)."""
 
-    K: int = setting(200, "number of levels, and of sampling steps", least=1)
+    K: int = setting(200, "number of levels, and of sampling steps", least=1, most=100_000)
     sigma: float = setting(0.01, "noise in training", least=0)
     delta_ratio: float = setting(1.25, "noise in sampling, in units of sigma", least=0)
     sigma_B_min: float = setting(0.5, "blur width of level 1, in pixels", above=0)
@@ -54,9 +54,11 @@ class ProcessConfig:
 class NetworkConfig:
     """The U-Net (App. B.1)."""
 
-    channels: int = setting(128, "width of the finest feature map", least=4)
-    multipliers: tuple[int, ...] = setting((1, 2, 2, 2), "width of each resolution, in units of channels", least=1)
-    blocks: int = setting(4, "residual blocks per resolution", least=1)
+    channels: int = setting(128, "width of the finest feature map", least=4, most=65_536)
+    multipliers: tuple[int, ...] = setting(
+        (1, 2, 2, 2), "width of each resolution, in units of channels", least=1, most=64
+    )
+    blocks: int = setting(4, "residual blocks per resolution", least=1, most=64)
     attention: tuple[int, ...] = setting((2, 3), "resolutions with attention; l stands for maps of size / 2^l", least=0)
     dropout: float = setting(0.1, "dropout rate in residual blocks", least=0, most=0.99)
     resample: Literal["pool", "conv"] = setting("pool", "average pooling (the paper's), or strided convolutions")
@@ -67,8 +69,10 @@ class DataConfig:
     """The images."""
 
     source: str = setting("", "a named set, folder, zip, idx or npy/npz file, or hf:NAME for a set on the hub")
-    size: tuple[int, int] | None = setting(None, "32 or 27x41 (height x width); auto: as the images are", least=1)
-    channels: int | None = setting(None, "1 grey, 3 colour, 4 with alpha; auto: as the images are", least=1)
+    size: tuple[int, int] | None = setting(
+        None, "32 or 27x41 (height x width); auto: as the images are", least=1, most=65_536
+    )
+    channels: int | None = setting(None, "1 grey, 3 colour, 4 with alpha; auto: as the images are", least=1, most=1024)
     flip: bool = setting(False, "mirror half of the training images left to right")
     holdout: float = setting(0.05, "share of images set aside where the source has no test split", least=0, most=0.9)
 
@@ -77,14 +81,14 @@ class DataConfig:
 class TrainerConfig:
     """Optimisation (App. B.1)."""
 
-    steps: int = setting(400_000, "optimiser steps", least=1)
-    batch_size: int = setting(128, "images per step, over all processes", least=1)
+    steps: int = setting(400_000, "optimiser steps", least=1, most=1e12)
+    batch_size: int = setting(128, "images per step, over all processes", least=1, most=1e6)
     lr: float = setting(2e-4, "learning rate of Adam", above=0)
     warmup: int = setting(5000, "steps over which the learning rate rises from 0", least=0)
     decay: float = setting(0.0, "share of the steps, at the end, over which it falls to 0", least=0, most=1)
     clip: float = setting(1.0, "largest gradient norm", above=0)
     ema: float = setting(0.999, "decay of the averaged weights", least=0, most=0.999999)
-    seed: int = setting(0, "every step is a function of this and the step number", least=0)
+    seed: int = setting(0, "every step is a function of the settings and its number", least=0, most=2**63 - 1)
     log_every: int = setting(50, "steps between lines of log.jsonl", least=1)
     sample_every: int = setting(10_000, "steps between pictures of samples", least=1)
     samples: int = setting(36, "images in such a picture", least=1)
@@ -111,21 +115,7 @@ class Config:
     engine: EngineConfig = EngineConfig()
 
     def __post_init__(self) -> None:
-        process = self.process
-        if process.sigma_B_max is not None and process.sigma_B_max <= process.sigma_B_min:
-            raise UsageError(
-                f"process.sigma_B_max ({process.sigma_B_max:g}) must be larger than "
-                f"process.sigma_B_min ({process.sigma_B_min:g})"
-            )
-        if process.skip == "linear" and process.sigma == 0:
-            raise UsageError("process.skip=linear needs process.sigma > 0; for sigma=0 set process.skip=identity")
-        if not self.network.multipliers:
-            raise UsageError("network.multipliers must give at least one resolution, such as 1,2,2")
-        if self.network.attention and max(self.network.attention) >= len(self.network.multipliers):
-            raise UsageError(
-                f"network.attention names resolution {max(self.network.attention)}, but network.multipliers "
-                f"gives only resolutions 0..{len(self.network.multipliers) - 1}"
-            )
+        check_together(self.process, self.network)
 
     def with_settings(self, settings: Iterable[str]) -> Config:
         """A copy with `--set` words such as "process.K=50" applied."""
@@ -139,6 +129,24 @@ class Config:
             section, key = name.split(".")
             tree.setdefault(section, {})[key] = value
         return updated(self, tree)
+
+
+def check_together(process: ProcessConfig, network: NetworkConfig) -> None:
+    """Refuse settings that are possible one by one but not together."""
+    if process.sigma_B_max is not None and process.sigma_B_max <= process.sigma_B_min:
+        raise UsageError(
+            f"process.sigma_B_max ({process.sigma_B_max:g}) must be larger than "
+            f"process.sigma_B_min ({process.sigma_B_min:g})"
+        )
+    if process.skip == "linear" and process.sigma < 1e-6:
+        raise UsageError("process.skip=linear needs process.sigma of at least 1e-6; below, set process.skip=identity")
+    if not network.multipliers:
+        raise UsageError("network.multipliers must give at least one resolution, such as 1,2,2")
+    if network.attention and max(network.attention) >= len(network.multipliers):
+        raise UsageError(
+            f"network.attention names resolution {max(network.attention)}, but network.multipliers "
+            f"gives only resolutions 0..{len(network.multipliers) - 1}"
+        )
 
 
 ConfigType = TypeVar("ConfigType")
@@ -207,7 +215,7 @@ def presets() -> dict[str, str]:
 def load_config(preset: str, settings: Iterable[str] = ()) -> Config:
     """A preset by name, or a TOML file of the same form by path, with settings applied."""
     if preset.endswith(".toml"):
-        text = _read(Path(preset))
+        text = read_text(Path(preset))
     elif preset in presets():
         text = (resources.files("ihdm") / "presets" / f"{preset}.toml").read_text()
     else:
@@ -225,19 +233,19 @@ def config_from_toml(text: str, origin: str) -> Config:
 
 
 def config_to_toml(config: Config) -> str:
-    """The fully resolved configuration; JSON's plain values are TOML's too."""
-    return (
-        "\n\n".join(
-            "\n".join([f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in group.items())])
-            for section, group in as_tree(config).items()
-        )
-        + "\n"
-    )
+    """The fully resolved configuration; JSON's plain values are TOML's too, but for one character."""
+    lines = []
+    for section, group in as_tree(config).items():
+        lines += [f"[{section}]"]
+        lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in group.items()]
+        lines += [""]
+    return "\n".join(lines).replace("\x7f", "\\u007f")
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a file that a user named or may have changed."""
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise IhdmError(f"cannot read {path}: {error}") from error
 
@@ -275,7 +283,7 @@ def _converted(name: str, kind: Any, value: Any) -> Any:
         return value
     if kind in (int, float) and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         number = _number(value)
-        if number is not None and (kind is float or float(number).is_integer()):
+        if number is not None and (kind is float or number == number // 1):
             return kind(number)
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     raise UsageError(f"{name} must be {words[kind]}, not {value!r}")
@@ -295,11 +303,11 @@ def _converted_tuple(name: str, kind: Any, value: Any) -> tuple[int, ...]:
 
 
 def _number(value: int | float | str) -> int | float | None:
-    if not isinstance(value, str):
-        return value
-    for read in (int, float):
+    """A number, or None for a text that is none and for numbers beyond all use."""
+    for read in (int, float) if isinstance(value, str) else ():
         try:
-            return read(value)
+            value = read(value)
+            break
         except ValueError:
             continue
-    return None
+    return None if isinstance(value, str) or abs(value) > 1e300 else value

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
-
 from ihdm import pictures
 from ihdm.config import load_config
 from ihdm.data import evenly_spaced, load_images, to_unit
 from ihdm.errors import IhdmError
 from ihdm.model import Model
-from ihdm.trainer import Trainer, check_run
+from ihdm.run import check_run
+from ihdm.trainer import Trainer
 
-SAMPLES, ROWS, COLUMNS, FRAMES = 64, 6, 11, 50
+SAMPLES = 64  # images in samples.png
+ROWS, COLUMNS = 6, 11  # images and levels in sequence.png
+MOVING, FRAMES = 16, 50  # images and levels in growth.gif
 
 
 def run_demo(out: Path, settings: Iterable[str] = ()) -> None:
@@ -33,10 +34,10 @@ def run_demo(out: Path, settings: Iterable[str] = ()) -> None:
     page = pictures.beside(pictures.grid(samples, caption="generated"), pictures.grid(real, caption="real"))
     page.save(out / "samples.png")
 
-    states = [u for _, u in model.trajectory(SAMPLES)]
-    shown = [u[:ROWS] for u in _evenly(states, COLUMNS)]
-    pictures.sequence(shown, caption="from blank to sharp").save(out / "sequence.png")
-    pictures.animation(out / "growth.gif", [u[:16] for u in _evenly(states, FRAMES)])
+    states = list(model.trajectory(MOVING))
+    columns = [u[:ROWS] for u in pictures.evenly(states, model.process.K, COLUMNS)]
+    pictures.sequence(columns, caption="from blank to sharp").save(out / "sequence.png")
+    pictures.animation(out / "growth.gif", pictures.evenly(states, model.process.K, FRAMES))
 
     print(
         f"\n{out / 'samples.png'}   generated digits beside real ones"
@@ -45,8 +46,3 @@ def run_demo(out: Path, settings: Iterable[str] = ()) -> None:
         f"\n{out / 'model'}         the model; try: ihdm sample {out / 'model'} --seed 1"
         f"\n(delete {out} to train again)"
     )
-
-
-def _evenly(states: list[torch.Tensor], count: int) -> list[torch.Tensor]:
-    """`count` of the states, evenly spaced, both ends included."""
-    return [states[round(i * (len(states) - 1) / (count - 1))] for i in range(count)]

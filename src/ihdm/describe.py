@@ -7,7 +7,6 @@ import torch
 from ihdm.config import Config, ProcessConfig
 from ihdm.data import image_shape
 from ihdm.engine import peak_memory
-from ihdm.heat import GridLaplacian
 from ihdm.model import Model, ModelConfig, build_network, build_schedule
 
 SAMPLE_BATCH = 16
@@ -51,7 +50,7 @@ def _rows(config: ModelConfig) -> dict[str, str]:
     return {
         "images": f"{channels} x {' x '.join(map(str, grid))} (channels x height x width)",
         "network": f"{parameters:,} parameters ({_bytes(4 * parameters)}); {_network_words(config)}",
-        "process": _process_words(config.process, GridLaplacian(grid)),
+        "process": _process_words(config.process, grid),
         "memory": f"about {_bytes(sampling_memory(config, SAMPLE_BATCH))} to sample {SAMPLE_BATCH} images in float32",
     }
 
@@ -60,11 +59,12 @@ def _network_words(config: ModelConfig) -> str:
     network = config.network
     sizes = ["x".join(str(-(-n // 2**level)) for n in config.shape[1:]) for level in network.attention]
     widths = ", ".join(str(network.channels * multiplier) for multiplier in network.multipliers)
-    return f"{widths} channels, {network.blocks} blocks each, attention at {', '.join(sizes) or 'the middle only'}"
+    where = ", ".join(sizes) or "the middle only"
+    return f"{widths} channels, {network.blocks} block{'s' * (network.blocks > 1)} each, attention at {where}"
 
 
-def _process_words(process: ProcessConfig, laplacian: GridLaplacian) -> str:
-    schedule = build_schedule(process, laplacian)
+def _process_words(process: ProcessConfig, grid: list[int]) -> str:
+    schedule = build_schedule(process, grid)
     delta = process.delta_ratio * process.sigma
     return (
         f"K = {process.K}, sigma_B {schedule.sigma_B_min:g} to {schedule.sigma_B_max:g} pixels, "

@@ -55,11 +55,11 @@ class GridLaplacian:
         eigenvalues = self._eigenvalues.like(like)
         return torch.exp(t.to(like).view(-1, 1, *[1] * len(self.grid)) * eigenvalues)
 
-    def to_spectrum(self, u: Tensor) -> Tensor:
-        """u_hat = V^T u (Eq. 2)."""
+    def to_spectrum(self, u: Tensor, lowest: Sequence[int] | None = None) -> Tensor:
+        """u_hat = V^T u (Eq. 2), or only its `lowest` frequencies along each axis, which takes little time."""
         u_hat = _checked_image(u, self.grid)
-        for dim, axis in enumerate(self._axes, start=2):
-            u_hat = axis.to_spectrum(u_hat, dim)
+        for dim, (axis, count) in enumerate(zip(self._axes, lowest or self.grid), start=2):
+            u_hat = axis.to_spectrum(u_hat, dim, count)
         return u_hat.to(u.dtype)
 
     def from_spectrum(self, u_hat: Tensor) -> Tensor:
@@ -88,8 +88,8 @@ class _MatrixAxis:
         self.eigenvalues = _axis_eigenvalues(n)
         self._basis = Constant(_cosine_basis(n))
 
-    def to_spectrum(self, u: Tensor, dim: int) -> Tensor:
-        return _along(u, self._basis.like(u).mT, dim)
+    def to_spectrum(self, u: Tensor, dim: int, count: int) -> Tensor:
+        return _along(u, self._basis.like(u)[:, :count].mT, dim)
 
     def from_spectrum(self, u_hat: Tensor, dim: int) -> Tensor:
         return _along(u_hat, self._basis.like(u_hat), dim)
@@ -115,13 +115,13 @@ class _FourierAxis:
         self._cosine, self._sine = Constant(scale * angle.cos()), Constant(scale * angle.sin())
         self._norm = Constant(scale.square())
 
-    def to_spectrum(self, u: Tensor, dim: int) -> Tensor:
+    def to_spectrum(self, u: Tensor, dim: int, count: int) -> Tensor:
         u = u.movedim(dim, -1)
         z = torch.fft.rfft(torch.cat([u[..., ::2], u[..., 1::2].flip(-1)], -1))
         cosine, sine = self._cosine.like(u), self._sine.like(u)
         low = z.real * cosine - z.imag * sine
         high = -(z.real * sine + z.imag * cosine)[..., 1 : (self.n + 1) // 2].flip(-1)
-        return torch.cat([low, high], -1).movedim(-1, dim)
+        return torch.cat([low, high], -1)[..., :count].movedim(-1, dim)
 
     def from_spectrum(self, u_hat: Tensor, dim: int) -> Tensor:
         u_hat = u_hat.movedim(dim, -1)
@@ -141,7 +141,7 @@ class _FourierAxis:
     def dissipate(self, u: Tensor, t: Tensor, dim: int) -> Tensor:
         decay = torch.exp(t[..., None] * self.eigenvalues.like(u))
         decay = decay.view(-1, *[self.n if d == dim else 1 for d in range(1, u.ndim)])
-        return self.from_spectrum(self.to_spectrum(u, dim) * decay, dim)
+        return self.from_spectrum(self.to_spectrum(u, dim, self.n) * decay, dim)
 
 
 class GaussianFilter:

@@ -7,10 +7,10 @@ A model folder holds `config.json`, `model.safetensors` (weights, and the spectr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors
 import torch
@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ihdm.config import NetworkConfig, ProcessConfig, as_tree, updated
-from ihdm.data import unit_batches
+from ihdm.config import NetworkConfig, ProcessConfig, as_tree, check_together, read_text, updated
+from ihdm.data import evenly_spaced, unit_batches
 from ihdm.engine import inference
 from ihdm.errors import IhdmError, UsageError
 from ihdm.heat import GridLaplacian
@@ -32,6 +32,10 @@ from ihdm.schedule import Schedule
 
 CONFIG, WEIGHTS, PRIOR, CARD = "config.json", "model.safetensors", "prior.safetensors", "README.md"
 NETWORK, SPECTRUM = "network.", "spectrum."  # prefixes of the tensors in WEIGHTS
+SPECTRUM_MOST = 20_000  # images that the spectrum is measured on: its power is then known to one percent
+BATCH = 512
+
+SectionType = TypeVar("SectionType", ProcessConfig, NetworkConfig)
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,12 @@ class Model(nn.Module):
     def from_images(cls, config: ModelConfig, images: Tensor) -> Model:
         """An untrained model for training images (N, C, H, W), uint8."""
         laplacian = GridLaplacian(config.shape[1:])
-        linear = config.process.skip == "linear"
-        spectrum = Spectrum.from_images(laplacian, unit_batches(images)) if linear else None
+        spectrum = None
+        if config.process.skip == "linear":
+            measured = images[evenly_spaced(len(images), SPECTRUM_MOST)]
+            spectrum = Spectrum.from_images(laplacian, _shown(measured, "measuring the spectrum"))
         process = build_process(config.process, laplacian, spectrum)
-        prior = Prior.from_images(laplacian, float(process.schedule.t[-1]), unit_batches(images))
+        prior = Prior.from_images(laplacian, float(process.schedule.t[-1]), _shown(images, "blurring for the prior"))
         return cls(config, process, build_network(config), prior)
 
     @torch.no_grad()
@@ -78,7 +84,7 @@ class Model(nn.Module):
         """n images (n, C, H, W) in [0, 1], on the CPU; image i depends on the seed and i alone.
 
         delta_ratio: sampling noise in units of sigma, instead of the model's own.
-        same_start: all images grow from one blurred image; same_noise: all steps use one noise.
+        same_start: all images grow from one blurred image; same_noise: all share their noise, step by step.
         """
         process = self._process(delta_ratio)
         network = inference(self.network, precision)
@@ -137,8 +143,8 @@ class Model(nn.Module):
         config = self.config
         tree: dict[str, Any] = {"process": as_tree(config.process), "network": as_tree(config.network)}
         tree |= {"shape": list(config.shape), "data": config.data, "steps": config.steps}
-        (folder / CONFIG).write_text(json.dumps(tree, indent=2) + "\n")
-        (folder / CARD).write_text(_card(self))
+        (folder / CONFIG).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+        (folder / CARD).write_text(_card(self), encoding="utf-8")
 
     @classmethod
     def from_pretrained(cls, name: str | Path) -> Model:
@@ -146,34 +152,30 @@ class Model(nn.Module):
         folder = _local_folder(name)
         config = _read_config(folder)
         laplacian = GridLaplacian(config.shape[1:])
-        tensors = _read_tensors(folder / WEIGHTS)
-        spectrum = None
-        if config.process.skip == "linear":
-            spectrum = _read_spectrum(tensors, config.shape, folder)
         network = build_network(config)
-        _load_weights(network, _with_prefix(tensors, NETWORK), folder / WEIGHTS)
+        expected = {NETWORK + name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+        if config.process.skip == "linear":
+            expected |= {SPECTRUM + name: shape for name, shape in _spectrum_shapes(config.shape).items()}
+        tensors = _read_tensors(folder / WEIGHTS, expected)
+        network.load_state_dict(_with_prefix(tensors, NETWORK))
+        spectrum = Spectrum(**_with_prefix(tensors, SPECTRUM)) if config.process.skip == "linear" else None
         process = build_process(config.process, laplacian, spectrum)
-        coefficients = _read_tensors(folder / PRIOR).get("coefficients", torch.empty(0))
-        try:
-            prior = Prior(laplacian, float(process.schedule.t[-1]), coefficients)
-        except ValueError as error:
-            raise IhdmError(f"{folder / PRIOR} does not belong to {folder / CONFIG}: {error}") from error
-        return cls(config, process, network.eval(), prior)
+        return cls(config, process, network.eval(), _read_prior(folder, config, process))
 
 
 def build_process(config: ProcessConfig, laplacian: GridLaplacian, spectrum: Spectrum | None) -> InverseHeat:
     """The process on a grid; `spectrum` is that of the training set, for the linear skip."""
-    schedule = build_schedule(config, laplacian)
+    schedule = build_schedule(config, laplacian.grid)
     skip = IdentitySkip() if spectrum is None else LinearSkip(laplacian, schedule, config.sigma, spectrum)
     return InverseHeat(laplacian, schedule, config.sigma, config.delta_ratio * config.sigma, skip)
 
 
-def build_schedule(config: ProcessConfig, laplacian: GridLaplacian) -> Schedule:
+def build_schedule(config: ProcessConfig, grid: Sequence[int]) -> Schedule:
     """The schedule on a grid; without a largest blur width, three quarters of the longer side."""
-    sigma_B_max = config.sigma_B_max or 0.75 * max(laplacian.grid)
+    sigma_B_max = config.sigma_B_max or 0.75 * max(grid)
     if sigma_B_max <= config.sigma_B_min:
         raise UsageError(
-            f"process.sigma_B_max is {sigma_B_max:g} for images of {laplacian.grid}, which must be larger than "
+            f"process.sigma_B_max is {sigma_B_max:g} for images of {tuple(grid)}, which must be larger than "
             f"process.sigma_B_min ({config.sigma_B_min:g})"
         )
     return Schedule(config.K, sigma_B_max, config.sigma_B_min)
@@ -201,62 +203,83 @@ def _local_folder(name: str | Path) -> Path:
         ) from error
 
 
+def _shown(images: Tensor, doing: str) -> Iterable[Tensor]:
+    """Batches in [0, 1], with a progress bar if they take a while."""
+    batches = unit_batches(images, BATCH)
+    return tqdm(batches, total=-(-len(images) // BATCH), desc=doing, unit="batch", delay=2, leave=False)
+
+
 def _read_config(folder: Path) -> ModelConfig:
     path = folder / CONFIG
+    if not path.exists():
+        raise IhdmError(f"{folder} is not a model folder: {CONFIG} is missing")
     try:
-        tree = json.loads(path.read_text())
-        channels, height, width = (int(n) for n in tree["shape"])
-        if min(channels, height, width) < 1:
-            raise ValueError(f"impossible shape {tree['shape']}")
-        return ModelConfig(
-            updated(ProcessConfig(), tree["process"], "process."),
-            updated(NetworkConfig(), tree["network"], "network."),
-            (channels, height, width),
-            str(tree["data"]),
-            int(tree["steps"]),
-        )
-    except FileNotFoundError as error:
-        raise IhdmError(f"{folder} is not a model folder: {CONFIG} is missing") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        tree = json.loads(read_text(path))
+        process = _section(ProcessConfig(), tree["process"], "process.")
+        network = _section(NetworkConfig(), tree["network"], "network.")
+        check_together(process, network)
+        channels, height, width = (_count(n, 1) for n in tree["shape"])
+        return ModelConfig(process, network, (channels, height, width), str(tree["data"]), _count(tree["steps"], 0))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IhdmError(f"{path} is not the config of a model ({type(error).__name__}: {error})") from error
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def _section(default: SectionType, tree: Any, place: str) -> SectionType:
+    """A section of the config, in which nothing may be left out."""
+    missing = [name for name in as_tree(default) if name not in tree]
+    if missing:
+        raise ValueError(f"{place}{missing[0]} is missing")
+    return updated(default, tree, place)
+
+
+def _count(number: Any, least: int) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or not least <= number < 2**40:
+        raise ValueError(f"{number!r} is not a possible number of pixels, channels or steps")
+    return number
+
+
+def _read_tensors(path: Path, expected: dict[str, tuple[int, ...]] | None = None) -> dict[str, Tensor]:
+    """The tensors of a file, which must be exactly the floating point tensors `expected`, if given."""
+    if not path.exists():
+        raise IhdmError(f"{path.parent} is not a complete model folder: {path.name} is missing")
     try:
-        return load_file(path)
-    except FileNotFoundError as error:
-        raise IhdmError(f"{path.parent} is not a complete model folder: {path.name} is missing") from error
+        tensors = load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise IhdmError(f"{path} is damaged ({error}); copy or train the model again") from error
-
-
-def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _read_spectrum(tensors: dict[str, Tensor], shape: tuple[int, int, int], folder: Path) -> Spectrum:
-    found = _with_prefix(tensors, SPECTRUM)
-    expected = {"mean": shape, "axes": (shape[0], shape[0]), "power": shape}
-    if {name: tuple(tensor.shape) for name, tensor in found.items()} != expected:
-        raise IhdmError(f"{folder / WEIGHTS} lacks the spectrum that process.skip=linear needs, or it does not fit")
-    return Spectrum(**found)
-
-
-def _load_weights(network: nn.Module, found: dict[str, Tensor], path: Path) -> None:
-    expected = {name: tensor.shape for name, tensor in network.state_dict().items()}
+    if expected is None:
+        return tensors
     misfits = [
-        *(f"{name} is missing" for name in expected if name not in found),
-        *(f"{name} is not expected" for name in found if name not in expected),
+        *(f"{name} is missing" for name in expected if name not in tensors),
+        *(f"{name} is not expected" for name in tensors if name not in expected),
         *(
-            f"{name} has shape {tuple(found[name].shape)}, not {tuple(shape)}"
+            f"{name} is {tensors[name].dtype} of shape {tuple(tensors[name].shape)}, not of shape {shape}"
             for name, shape in expected.items()
-            if name in found and found[name].shape != shape
+            if name in tensors and (tensors[name].shape != shape or not tensors[name].is_floating_point())
         ),
     ]
     if misfits:
         more = f" and {len(misfits) - 3} more" if len(misfits) > 3 else ""
         raise IhdmError(f"{path} does not fit {CONFIG}: {'; '.join(misfits[:3])}{more}")
-    network.load_state_dict(found)
+    return tensors
+
+
+def _read_prior(folder: Path, config: ModelConfig, process: InverseHeat) -> Prior:
+    coefficients = _read_tensors(folder / PRIOR).get("coefficients", torch.empty(0))
+    try:
+        prior = Prior(process.laplacian, float(process.schedule.t[-1]), coefficients)
+        if coefficients.shape[1] != config.shape[0]:
+            raise ValueError(f"it is for {coefficients.shape[1]} channels, not {config.shape[0]}")
+        return prior
+    except ValueError as error:
+        raise IhdmError(f"{folder / PRIOR} does not belong to {folder / CONFIG}: {error}") from error
+
+
+def _spectrum_shapes(shape: tuple[int, int, int]) -> dict[str, tuple[int, ...]]:
+    return {"mean": shape, "axes": (shape[0], shape[0]), "power": shape}
+
+
+def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _card(model: Model) -> str:

@@ -1,11 +1,12 @@
 """Where eps comes from.
 
-Noise is a pure function of (seed, image, step): no state, no order of drawing, the same on every device, and
-image i is the same whatever the batch around it. Rows that name the same image share their noise.
+Noise is a pure function of (seed, image, step): no state, no order of drawing, the same bits on every
+device, and image i is the same whatever the batch around it. Rows that name the same image share their noise.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,15 +50,16 @@ class SeededNoise:
 
     def _stream(self, k: int) -> Tensor:
         """A 64-bit key for each row's draws of step k."""
-        return _scramble(_scramble(_scramble(self.images * 0 + self.seed) ^ self.images) ^ k)
+        return _scramble(_scramble(_scramble(self.images * 0 + _signed(self.seed)) ^ self.images) ^ k)
 
 
 def mix_seed(*numbers: int) -> int:
     """One non-negative 63-bit seed from several integers, well spread even if they are small and consecutive."""
-    key = torch.zeros((), dtype=torch.int64)
+    key = 0
     for number in numbers:
-        key = _scramble(key ^ _signed(number))
-    return int(key) & _MAX
+        digest = hashlib.blake2b(f"{key} {number}".encode(), digest_size=8).digest()
+        key = int.from_bytes(digest, "little") & _MAX
+    return key
 
 
 _MAX = 2**63 - 1

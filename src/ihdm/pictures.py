@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +46,12 @@ def sequence(states: Sequence[Tensor], caption: str = "") -> Image.Image:
     """One row for each image, one column for each state of the trajectory (Fig. 4a)."""
     rows = torch.stack(list(states), dim=1).flatten(0, 1)
     return grid(rows, columns=len(states), caption=caption)
+
+
+def evenly(trajectory: Iterable[tuple[int, Tensor]], K: int, count: int) -> list[Tensor]:
+    """At most `count` of the states u_K, ..., u_0 of a trajectory, evenly spaced, both ends included."""
+    wanted = {round(i * K / max(count - 1, 1)) for i in range(count)}
+    return [u for k, u in trajectory if k in wanted]
 
 
 def animation(path: Path, states: Sequence[Tensor], seconds: float = 4.0, hold: float = 1.5) -> None:

@@ -26,10 +26,11 @@ class Prior:
     def __init__(self, laplacian: GridLaplacian, t_K: float, coefficients: Tensor):
         self.laplacian = laplacian
         self.kept = kept_modes(laplacian, t_K)
-        if coefficients.ndim != 3 or coefficients.shape[-1] != int(self.kept.sum()) or len(coefficients) == 0:
+        wrong_shape = coefficients.ndim != 3 or coefficients.shape[-1] != int(self.kept.sum()) or len(coefficients) == 0
+        if wrong_shape or coefficients.dtype != torch.float32:
             raise ValueError(
-                f"prior coefficients of shape {tuple(coefficients.shape)} do not fit a grid {laplacian.grid} with "
-                f"{int(self.kept.sum())} coefficients at t_K = {t_K:g}"
+                f"prior coefficients of shape {tuple(coefficients.shape)}, {coefficients.dtype}, do not fit a grid "
+                f"{laplacian.grid} with {int(self.kept.sum())} coefficients at t_K = {t_K:g}, float32"
             )
         self.coefficients = coefficients
 
@@ -38,7 +39,12 @@ class Prior:
         """Blur images in [0, 1], given in batches (B, C, *grid), to level K."""
         kept = kept_modes(laplacian, t_K)
         decay = torch.exp(t_K * laplacian.eigenvalues)[kept]
-        coefficients = [(laplacian.to_spectrum(u_0.double())[..., kept] * decay).float() for u_0 in batches]
+        lowest = (kept.nonzero().max(0).values + 1).tolist()
+        low_kept = kept[tuple(slice(count) for count in lowest)]
+        coefficients = []
+        for u_0 in batches:
+            low_hat = laplacian.to_spectrum(u_0.double(), lowest)
+            coefficients.append((low_hat[..., low_kept.to(u_0.device)] * decay.to(u_0.device)).float().cpu())
         return cls(laplacian, t_K, torch.cat(coefficients))
 
     def __len__(self) -> int:

@@ -1,9 +1,8 @@
-"""The training loop. Every step is a function of (seed, step): a run that was stopped goes on as if it had not been."""
+"""The training loop. A step depends on the settings and its own number alone, so a stopped run goes on exactly."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
+import math
 import signal
 import sys
 import threading
@@ -15,61 +14,55 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.tracking import TensorBoardTracker
+from accelerate.state import AcceleratorState
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
 from ihdm import checkpoint, pictures
-from ihdm.config import Config, TrainerConfig, config_from_toml, config_to_toml, differences
+from ihdm.config import Config, TrainerConfig, config_from_toml, config_to_toml, read_text
 from ihdm.data import ImageSet, unit_batches
 from ihdm.data.batches import Batches
 from ihdm.engine import choose_device, choose_precision, inference
-from ihdm.errors import UsageError
+from ihdm.errors import IhdmError, UsageError
 from ihdm.model import Model, ModelConfig
 from ihdm.noise import mix_seed
+from ihdm.run import Log, check_run
 
 STEP_STREAM, INIT_STREAM, HELD_OUT_STREAM = 2, 3, 4  # keep uses of one seed apart; see also data.batches
-
-# Settings that may change between one part of a run and the next.
-FREE = {f"trainer.{name}" for name in ("steps", "log_every", "sample_every", "samples", "checkpoint_every", "keep")}
-FREE |= {"engine.device", "engine.precision"}
 
 
 class Trainer:
     """Trains one model in one run folder, from its newest checkpoint if it has one."""
 
     def __init__(self, config: Config, images: ImageSet, run: Path):
+        check_run(run, config)
         self.config, self.images, self.run = config, images, run
         device = choose_device(config.engine.device)
         self.precision = choose_precision(config.engine.precision, device)
+        AcceleratorState._reset_state()  # accelerate would refuse a second run in this process with another precision
         self.accelerator = Accelerator(
             cpu=device.type == "cpu",
             mixed_precision="bf16" if self.precision == torch.bfloat16 else "no",
         )
+        device = self.accelerator.device
         if config.trainer.batch_size % self.accelerator.num_processes:
             raise UsageError(
                 f"trainer.batch_size={config.trainer.batch_size} must be a multiple of the number of processes, "
                 f"{self.accelerator.num_processes}"
             )
-        check_run(run, config)
+        resident = _resident(images.train, device)
         model_config = ModelConfig(config.process, config.network, images.shape, images.name)
         with torch.random.fork_rng():
             torch.manual_seed(mix_seed(config.trainer.seed, INIT_STREAM))
-            self.model = Model.from_images(model_config, images.train)
-        network = self.model.network.to(self.accelerator.device)
+            self.model = Model.from_images(model_config, resident if device.type == "cuda" else images.train)
+        network = self.model.network.to(device)
         self.average = AveragedModel(network, multi_avg_fn=ramped_average(config.trainer.ema)).eval()
         optimizer = torch.optim.Adam(network.parameters(), lr=config.trainer.lr, fused=device.type == "cuda")
         self.network, self.optimizer = self.accelerator.prepare(network, optimizer)
         self.state = checkpoint.TrainingState(network, self.average, self.optimizer)
-        self.batches = Batches(
-            _resident(images.train, self.accelerator.device),
-            config.trainer.batch_size,
-            config.trainer.seed,
-            config.data.flip,
-            self.accelerator.device,
-        )
-        self.generator = torch.Generator(self.accelerator.device)
+        self.batches = Batches(resident, config.trainer.batch_size, config.trainer.seed, config.data.flip, device)
+        self.generator = torch.Generator(device)
         self.step = 0
 
     def train(self) -> bool:
@@ -77,12 +70,12 @@ class Trainer:
         settings = self.config.trainer
         self._resume()
         log = Log(self.run, self.step) if self.accelerator.is_main_process else None
-        with stop_requests() as stopped, self._bar() as bar:
+        with stop_requests() as asked, self._bar() as bar:
             while self.step < settings.steps:
-                facts = self._train_steps(self._next_stop(), bar, stopped)
+                facts = self._train_steps(self._next_stop(), bar, asked)
                 if log and facts:
                     log.write(self.step, facts)
-                if stopped():
+                if self._agreed(asked()):
                     self._save()
                     break
                 if self._due(settings.checkpoint_every):
@@ -106,22 +99,39 @@ class Trainer:
         intervals = settings.log_every, settings.checkpoint_every, settings.sample_every
         return min(settings.steps, *(self.step - self.step % interval + interval for interval in intervals))
 
-    def _train_steps(self, end: int, bar: tqdm[Any], stopped: Callable[[], bool]) -> dict[str, float]:
+    def _due(self, interval: int) -> bool:
+        return self.step % interval == 0 or self.step == self.config.trainer.steps
+
+    def _agreed(self, asked: bool) -> bool:
+        """Whether any process was asked to stop: all stop after the same step, or none."""
+        if self.accelerator.num_processes == 1:
+            return asked
+        votes = torch.tensor([float(asked)], device=self.accelerator.device)
+        return bool(self.accelerator.reduce(votes).item())
+
+    def _train_steps(self, end: int, bar: tqdm[Any], asked: Callable[[], bool]) -> dict[str, float]:
         """Train up to step `end` without waiting for the device in between; the mean loss and the speed."""
         start, first = time.perf_counter(), self.step
-        losses, norms = [], []
-        while self.step < end and not stopped():
-            loss, norm = self._train_step()
-            losses.append(loss)
-            norms.append(norm)
+        alone = self.accelerator.num_processes == 1
+        losses: list[Tensor] = []
+        norms: list[Tensor] = []
+        while self.step < end and not (alone and asked()):
+            for facts, fact in zip((losses, norms), self._train_step()):
+                facts.append(fact)
             self.step += 1
             bar.update()
         if not losses:
             return {}
-        facts = {"loss": float(torch.stack(losses).mean()), "gradient_norm": float(torch.stack(norms).mean())}
+        loss, norm = float(torch.stack(losses).mean()), float(torch.stack(norms).mean())
+        if not math.isfinite(loss):
+            raise IhdmError(
+                f"training diverged before step {self.step:,} (the loss is {loss}); the last checkpoint is kept. "
+                f"Try a smaller trainer.lr, a longer trainer.warmup, or another trainer.seed"
+            )
         speed = (self.step - first) * self.config.trainer.batch_size / (time.perf_counter() - start)
-        bar.set_postfix({"loss": f"{facts['loss']:.4g}", "images/s": f"{speed:.0f}"})
-        return {**facts, "lr": learning_rate(self.config.trainer, self.step - 1), "images_per_second": round(speed, 1)}
+        rate = learning_rate(self.config.trainer, self.step - 1)
+        bar.set_postfix({"loss": f"{loss:.4g}", "images/s": f"{speed:.0f}"})
+        return {"loss": loss, "gradient_norm": norm, "lr": rate, "images_per_second": round(speed, 1)}
 
     def _train_step(self) -> tuple[Tensor, Tensor]:
         """Alg. 1 on one batch, then Adam and the moving average."""
@@ -151,23 +161,35 @@ class Trainer:
                     f"give the old ones, or another folder with --run"
                 )
             self.step = facts["step"]
-            self._say(f"going on from step {self.step:,} of {self.config.trainer.steps:,} in {self.run}")
+            self.say(f"going on from step {self.step:,} of {self.config.trainer.steps:,} in {self.run}")
+            self._warn_of_another_end()
         if self.accelerator.is_main_process:
             self.run.mkdir(parents=True, exist_ok=True)
-            (self.run / "config.toml").write_text(config_to_toml(self.config))
+            (self.run / "config.toml").write_text(config_to_toml(self.config), encoding="utf-8")
+            if found and not (self.run / "model").exists():
+                self._write_model()
         self.accelerator.wait_for_everyone()
 
-    def _due(self, interval: int) -> bool:
-        return self.step % interval == 0 or self.step == self.config.trainer.steps
+    def _warn_of_another_end(self) -> None:
+        path = self.run / "config.toml"
+        before, settings = config_from_toml(read_text(path), str(path)).trainer.steps, self.config.trainer
+        if settings.decay > 0 and before != settings.steps:
+            self.say(
+                f"trainer.steps was {before:,}, is {settings.steps:,}: the learning rate now falls towards the new "
+                f"end, and the result is not that of one uninterrupted run"
+            )
 
     def _save(self) -> None:
-        """Write a checkpoint and the model folder."""
+        """Write the model folder and then a checkpoint, so that a checkpoint always has its model."""
         if self.accelerator.is_main_process:
-            facts = {"data": self.images.fingerprint()}
-            checkpoint.save(self.run / "checkpoints", self.step, self.state, facts, self.config.trainer.keep)
-            with checkpoint.replaced_folder(self.run / "model") as folder:
-                self.trained_model().save_pretrained(folder)
+            self._write_model()
+            root, keep = self.run / "checkpoints", self.config.trainer.keep
+            checkpoint.save(root, self.step, self.images.fingerprint(), self.state, keep)
         self.accelerator.wait_for_everyone()
+
+    def _write_model(self) -> None:
+        with checkpoint.replaced_folder(self.run / "model") as folder:
+            self.trained_model().save_pretrained(folder)
 
     def _check(self, log: Log | None) -> None:
         """Log the held-out loss."""
@@ -203,35 +225,10 @@ class Trainer:
             mininterval=0.3 if sys.stderr.isatty() else 15,
         )
 
-    def _say(self, message: str) -> None:
+    def say(self, message: str) -> None:
+        """Print, in one process only."""
         if self.accelerator.is_main_process:
             print(message, flush=True)
-
-
-class Log:
-    """log.jsonl, one line of facts at a time, and TensorBoard where it is installed."""
-
-    def __init__(self, run: Path, step: int):
-        self.path = run / "log.jsonl"
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        kept = [line for line in lines if json.loads(line)["step"] <= step]
-        self.path.write_text("".join(line + "\n" for line in kept))
-        self._start = time.time()
-        self._board = None
-        if importlib.util.find_spec("tensorboard"):
-            self._board = TensorBoardTracker("tensorboard", logging_dir=run)
-            self._board.start()
-
-    def write(self, step: int, facts: dict[str, float]) -> None:
-        with self.path.open("a") as file:
-            line = {"step": step, **facts, "seconds": round(time.time() - self._start, 1)}
-            file.write(json.dumps(line) + "\n")
-        if self._board:
-            self._board.log(facts, step=step)
-
-    def close(self) -> None:
-        if self._board:
-            self._board.finish()
 
 
 def learning_rate(settings: TrainerConfig, step: int) -> float:
@@ -242,47 +239,36 @@ def learning_rate(settings: TrainerConfig, step: int) -> float:
 
 
 def ramped_average(decay: float) -> Callable[[Any, Any, Any], None]:
-    """The update of a moving average whose decay grows with the number n of updates, min(decay, (1 + n) / (10 + n))."""
+    """The update of a moving average whose decay grows with the number n of updates, min(decay, (1 + n) / (10 + n)).
+
+    The decay stays a tensor: reading it would make the host wait for the device at every step.
+    """
 
     @torch.no_grad()
-    def update(averages: list[Tensor], current: list[Tensor], n: Tensor | int) -> None:
-        weight = 1 - min(decay, (1 + int(n)) / (10 + int(n)))
-        torch._foreach_lerp_(averages, current, weight)
+    def update(averages: list[Tensor], current: list[Tensor], n: Tensor) -> None:
+        weight = 1 - ((1 + n) / (10 + n)).clamp_max(decay)
+        steps = torch._foreach_sub(current, averages)
+        torch._foreach_mul_(steps, weight.to(averages[0].dtype))
+        torch._foreach_add_(averages, steps)
 
     return update
-
-
-def check_run(run: Path, config: Config) -> None:
-    """Refuse a run folder that was started with other settings."""
-    path = run / "config.toml"
-    if not path.exists():
-        if run.exists() and any(run.iterdir()):
-            raise UsageError(f"{run} is not empty and not a run folder; give another one with --run")
-        return
-    changed = differences(config_from_toml(path.read_text(), str(path)), config)
-    lines = [f"{name} was {old}, is {new}" for name, (old, new) in changed.items() if name not in FREE]
-    if lines:
-        raise UsageError(
-            f"{run} was started with other settings ({'; '.join(lines)}); "
-            f"use the old settings to go on, or another folder with --run to start anew"
-        )
 
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C or SIGTERM has asked to stop; a second Ctrl-C stops at once."""
-    asked: list[int] = []
+    received: list[int] = []
 
-    def ask(number: int, frame: Any) -> None:
-        if asked and number == signal.SIGINT:
+    def receive(number: int, frame: Any) -> None:
+        if received and number == signal.SIGINT:
             raise KeyboardInterrupt
-        asked.append(number)
+        received.append(number)
 
     in_main_thread = threading.current_thread() is threading.main_thread()  # Python allows handlers only there
     numbers = (signal.SIGINT, signal.SIGTERM) if in_main_thread else ()
-    before = {number: signal.signal(number, ask) for number in numbers}
+    before = {number: signal.signal(number, receive) for number in numbers}
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(received)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -291,5 +277,5 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
 def _resident(images: Tensor, device: torch.device) -> Tensor:
     """The images on the device if they leave most of its memory free, else where they are."""
     if device.type == "cuda" and images.nbytes > 0.4 * torch.cuda.mem_get_info(device)[0]:
-        return images.pin_memory()
+        return images
     return images.to(device)

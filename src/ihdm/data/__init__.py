@@ -62,7 +62,7 @@ def evenly_spaced(n: int, most: int) -> Tensor:
     return torch.arange(count) * n // max(count, 1)
 
 
-def unit_batches(images: Tensor, size: int = 512) -> Iterator[Tensor]:
+def unit_batches(images: Tensor, size: int) -> Iterator[Tensor]:
     """The images in order, as float32 in [0, 1]."""
     for batch in images.split(size):
         yield to_unit(batch)
@@ -77,8 +77,8 @@ def _opened(source: str) -> Splits:
     if not source:
         raise UsageError("no data given; name a set, folder or file with --data SOURCE (or data.source=SOURCE)")
     splits = open_source(source)
-    if len(splits["train"]) == 0:
-        raise IhdmError(f"{source} has no training images")
+    if "train" not in splits or len(splits["train"]) == 0:
+        raise IhdmError(f"{source} has no training images, only: {', '.join(splits) or 'nothing'}")
     return splits
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from torch import Tensor
 from tqdm import tqdm
 
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-GREY_MODES = {"1", "L", "LA", "I", "I;16", "F"}
+GREY_MODES = {"1", "L", "LA", "F"}  # and the integer modes, whose names begin with I
 
 
 class Pictures(Protocol):
@@ -156,13 +156,17 @@ def fit(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     """Centre-crop to the shape of `size` (H, W), halve by area while possible, then bicubic with antialias."""
     height, width = size
     scale = min(image.width / width, image.height / height)
-    crop_width, crop_height = round(width * scale), round(height * scale)
+    crop_width, crop_height = max(1, round(width * scale)), max(1, round(height * scale))
     left, top = (image.width - crop_width) // 2, (image.height - crop_height) // 2
     if (crop_width, crop_height) != image.size:
         image = image.crop((left, top, left + crop_width, top + crop_height))
-    while image.width >= 2 * width and image.height >= 2 * height:
-        image = image.reduce(2)
-    return image if image.size == (width, height) else image.resize((width, height), Image.Resampling.BICUBIC)
+    # Halving an odd side leaves a last pixel that covers only half as much; `extent` is what the pixels stand for.
+    extent: tuple[float, float] = image.size
+    while extent[0] >= 2 * width and extent[1] >= 2 * height:
+        image, extent = image.reduce(2), (extent[0] / 2, extent[1] / 2)
+    if extent == (width, height):
+        return image
+    return image.resize((width, height), Image.Resampling.BICUBIC, box=(0, 0, *extent))
 
 
 def _read(pictures: Pictures, i: int) -> Image.Image | Array:
@@ -173,7 +177,7 @@ def _read(pictures: Pictures, i: int) -> Image.Image | Array:
             picture.load()
             picture = ImageOps.exif_transpose(picture)
         return picture
-    except (OSError, SyntaxError, ValueError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+    except Exception as error:  # decoders and archives raise many kinds; each is an unreadable image
         raise IhdmError(
             f"{pictures.name(i)} is not an image that can be read ({error}); remove or replace it"
         ) from error
@@ -184,25 +188,40 @@ def _array(picture: Image.Image | Array, size: tuple[int, int] | None, channels:
     if not isinstance(picture, Image.Image):
         if picture.shape[-1] == channels and size in (None, picture.shape[:2]):
             return picture
-        if picture.shape[-1] not in MODES:
+        if picture.shape[-1] == channels and channels not in MODES:
             planes = [_array(plane[..., None], size, 1, name) for plane in np.moveaxis(picture, -1, 0)]
             return np.concatenate(planes, -1)
+        if picture.shape[-1] not in MODES:
+            raise UsageError(f"{name} has {picture.shape[-1]} channels, which cannot be made {channels}")
         picture = Image.fromarray(picture.squeeze(-1) if picture.shape[-1] == 1 else picture)
     if channels not in MODES:
         raise UsageError(
             f"{name} cannot be given {channels} channels; data.channels is 1 (grey), 3 (colour) or 4 (alpha)"
         )
-    if picture.mode.startswith("I"):
-        picture = Image.fromarray((np.asarray(picture).clip(0, 65535) >> 8).astype(np.uint8))
-    picture = picture.convert(MODES[channels])
+    picture = _eight_bits(picture, name).convert(MODES[channels])
     if size is not None:
         picture = fit(picture, size)
     return np.asarray(picture).reshape(picture.height, picture.width, channels)
 
 
+def _eight_bits(picture: Image.Image, name: str) -> Image.Image:
+    """Deep images brought to 0..255: integers of 8 or 16 bits, floating point in [0, 1]."""
+    if picture.mode != "F" and not picture.mode.startswith("I"):
+        return picture
+    values = np.asarray(picture)
+    low, high = values.min(), values.max()
+    if picture.mode == "F" and low >= 0 and high <= 1:
+        values = np.round(values * 255)
+    elif picture.mode != "F" and low >= 0 and high < 2**16:
+        values = values if picture.mode == "I" and high < 2**8 else values >> 8
+    else:
+        raise IhdmError(f"{name} has values from {low} to {high}; expected 8 or 16 bits, or floating point in [0, 1]")
+    return Image.fromarray(values.astype(np.uint8))
+
+
 def _channels(picture: Image.Image | Array) -> int:
     if isinstance(picture, Image.Image):
-        return 1 if picture.mode in GREY_MODES else 3
+        return 1 if picture.mode in GREY_MODES or picture.mode.startswith("I") else 3
     return int(picture.shape[-1])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import zipfile
 import zlib
@@ -59,18 +60,17 @@ def open_source(source: str) -> Splits:
         return _hub(source.removeprefix("hf:"))
     path = Path(source).expanduser()
     if not path.exists():
-        looks_like_path = "/" in source or path.suffix
-        raise (
-            IhdmError(f"there is no {source}; --data takes a folder or file of images, or a named set")
-            if looks_like_path
-            else unknown("data set", source, ["digits", *NAMED])
-        )
+        if "/" in source or path.suffix:
+            raise IhdmError(f"there is no {source}; --data takes a folder or file of images, or a named set")
+        raise unknown("data set", source, ["digits", *NAMED])
     return _path(path)
 
 
-def is_path(source: str) -> bool:
-    """Whether a source is a place on disk rather than a name."""
-    return source != "digits" and source not in NAMED and not source.startswith("hf:")
+def absolute(source: str) -> str:
+    """The source, to be found again from any folder: a path made absolute, a name as it is."""
+    named = source in ("", "digits", *NAMED) or source.startswith("hf:")
+    path = Path(source).expanduser()
+    return str(path.resolve()) if not named and path.exists() else source
 
 
 def _named(name: str) -> Splits:
@@ -80,11 +80,11 @@ def _named(name: str) -> Splits:
             return _path(path)
     try:
         return _hub(NAMED[name].hub)
-    except UsageError as error:
-        place = f"in $IHDM_DATA ({folder})" if folder else "($IHDM_DATA is not set)"
-        raise UsageError(
-            f"{name} was not found {place}; put {' or '.join(NAMED[name].files)} there, "
-            f"or install ihdm[hf] to download it, or give --data PATH"
+    except IhdmError as error:
+        place = f"in $IHDM_DATA ({folder})" if folder else "on this machine ($IHDM_DATA is not set)"
+        raise type(error)(
+            f"{name} was not found {place}: put {' or '.join(NAMED[name].files)} there, or give --data PATH. "
+            f"Besides, {error}"
         ) from error
 
 
@@ -104,9 +104,11 @@ def _path(path: Path) -> Splits:
 
 def _folder(path: Path) -> Splits:
     files = sorted(file for file in path.rglob("*") if file.is_file())
-    idx = {_split_word(file.name.split("-")[0]): file for file in files if "images-idx3-ubyte" in file.name}
+    idx = [(_split_word(file.name.split("-")[0]), file) for file in files if "images-idx3-ubyte" in file.name]
+    if len(dict(idx)) < len(idx):
+        raise IhdmError(f"{path} holds several sets ({', '.join(str(file) for _, file in idx)}); name one of them")
     if idx:
-        return {split: _idx(file) for split, file in idx.items()}
+        return {split: _idx(file) for split, file in idx}
     groups = _grouped((file.relative_to(path) for file in files), path)
     return {split: Files([path / name for name in names]) for split, names in groups.items()}
 
@@ -132,8 +134,6 @@ def _grouped(names: Iterable[PurePath], origin: Path) -> dict[str, list[PurePath
     if not groups:
         what = f"only files such as {every[0].name}" if every else "nothing"
         raise IhdmError(f"{origin} holds no images, {what}; images end in {', '.join(sorted(SUFFIXES))}")
-    if "train" not in groups:
-        raise IhdmError(f"{origin} holds a {'/'.join(groups)} split but no training images")
     return groups
 
 
@@ -149,7 +149,7 @@ def _idx(path: Path) -> Stack:
     except (OSError, EOFError, zlib.error) as error:
         raise IhdmError(f"{path} cannot be read ({error})") from error
     magic, *shape = np.frombuffer(content[:16], ">u4").tolist() if len(content) >= 16 else [0]
-    if magic != 0x803 or len(content) != 16 + int(np.prod(shape)):
+    if magic != 0x803 or 0 in shape or len(content) != 16 + math.prod(shape):
         raise IhdmError(f"{path} is not a complete idx3-ubyte file of images")
     return Stack(str(path), np.frombuffer(content, np.uint8, offset=16).reshape(*shape, 1))
 
@@ -175,7 +175,7 @@ def _pixels(array: Any, path: Path) -> Array:
         array = array[..., None]
     elif array.ndim == 4 and array.shape[-1] > 4 and array.shape[1] <= 4:
         array = np.moveaxis(array, 1, -1)
-    if array.ndim != 4:
+    if array.ndim != 4 or 0 in array.shape:
         raise IhdmError(f"{path} has shape {array.shape}; expected (N, H, W), (N, H, W, C) or (N, C, H, W)")
     if np.issubdtype(array.dtype, np.floating) and array.size and array.min() >= 0 and array.max() <= 1:
         array = np.round(array * 255).astype(np.uint8)
@@ -193,8 +193,6 @@ def _hub(name: str) -> Splits:
         loaded = datasets.load_dataset(name)
     except Exception as error:  # the hub's client raises many kinds; each is a failed download
         raise IhdmError(f"{name} could not be downloaded from the hub ({type(error).__name__}: {error})") from error
-    if "train" not in loaded:
-        raise IhdmError(f"{name} has the splits {', '.join(loaded)}; expected train")
     splits = {_split_word(split): rows for split, rows in loaded.items() if split in SPLIT_WORDS}
     return {split: Rows(name, rows, _image_column(name, rows)) for split, rows in splits.items()}
 

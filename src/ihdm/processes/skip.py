@@ -48,8 +48,8 @@ class Spectrum:
         for u_0 in batches:
             u_hat = laplacian.to_spectrum(u_0.double())
             count += len(u_hat)
-            total = total + u_hat.sum(0)
-            squares = squares + torch.einsum("nc...,nd...->cd...", u_hat, u_hat)
+            total = total + u_hat.sum(0).cpu()
+            squares = squares + torch.stack([(u_hat * u_hat[:, c, None]).sum(0) for c in range(u_hat.shape[1])]).cpu()
         mean = total / count
         covariance = squares / count - mean[:, None] * mean[None]
         _, axes = torch.linalg.eigh(covariance.flatten(2).sum(-1))
@@ -74,16 +74,19 @@ class LinearSkip:
         self.spectrum = spectrum
         self._t = Constant(schedule.t)
         self._mean, self._axes, self._power = map(Constant, (spectrum.mean, spectrum.axes, spectrum.power))
-        decay = torch.exp(schedule.t.view(-1, *[1] * len(laplacian.grid)) * laplacian.eigenvalues)
-        error = [
-            (spectrum.power * fine**2 * sigma**2 / (spectrum.power * coarse**2 + sigma**2)).mean().sqrt()
-            for fine, coarse in zip(decay[:-1], decay[1:])
-        ]
-        self._scale = Constant(torch.stack([torch.zeros_like(error[0]), *error]))
+        self._scale = Constant(
+            torch.tensor([0.0, *map(self._rms_error, schedule.t[:-1], schedule.t[1:])], dtype=torch.float64)
+        )
 
     def __call__(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
         scale = self._scale.like(u_k)[k].view(-1, *[1] * (u_k.ndim - 1))
         return self.predict(u_k, k) + scale * network(u_k, k)
+
+    def _rms_error(self, t_fine: Tensor, t_coarse: Tensor) -> float:
+        """c_k, from the times of levels k - 1 and k."""
+        fine, coarse = (torch.exp(t * self.laplacian.eigenvalues) for t in (t_fine, t_coarse))
+        power, variance = self.spectrum.power, self.sigma**2
+        return float((power * fine**2 * variance / (power * coarse**2 + variance)).mean().sqrt())
 
     def predict(self, u_k: Tensor, k: Tensor) -> Tensor:
         """The best linear prediction of u_prev."""

@@ -1,0 +1,72 @@
+"""The run folder: the settings it was started with, and its log."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from ihdm.config import Config, config_from_toml, differences, read_text
+from ihdm.errors import UsageError
+
+# Settings that may change between one part of a run and the next.
+FREE = {f"trainer.{name}" for name in ("steps", "log_every", "sample_every", "samples", "checkpoint_every", "keep")}
+FREE |= {"engine.device", "engine.precision"}
+
+
+def check_run(run: Path, config: Config) -> None:
+    """Refuse a run folder that was started with other settings, or that is something else."""
+    path = run / "config.toml"
+    if run.exists() and not run.is_dir():
+        raise UsageError(f"{run} is a file; give a folder with --run")
+    if not path.exists():
+        if run.exists() and any(run.iterdir()):
+            raise UsageError(f"{run} is not empty and not a run folder; give another one with --run")
+        return
+    changed = differences(config_from_toml(read_text(path), str(path)), config)
+    lines = [f"{name} was {old}, is {new}" for name, (old, new) in changed.items() if name not in FREE]
+    if lines:
+        raise UsageError(
+            f"{run} was started with other settings ({'; '.join(lines)}); "
+            f"use the old settings to go on, or another folder with --run to start anew"
+        )
+
+
+class Log:
+    """log.jsonl, one line of facts at a time, and TensorBoard where it is installed."""
+
+    def __init__(self, run: Path, step: int):
+        """Go on after `step`: what was logged later will be done again."""
+        self.path = run / "log.jsonl"
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        fresh = self.path.with_name(".log.jsonl.new")
+        fresh.write_text("".join(line + "\n" for line in lines if _step(line) <= step))
+        os.replace(fresh, self.path)
+        self._start = time.time()
+        self._board: Any = None
+        if importlib.util.find_spec("tensorboard"):
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(run / "tensorboard", purge_step=step + 1)
+
+    def write(self, step: int, facts: dict[str, float]) -> None:
+        with self.path.open("a") as file:
+            line = {"step": step, **facts, "seconds": round(time.time() - self._start, 1)}
+            file.write(json.dumps(line) + "\n")
+        for name, value in facts.items() if self._board else ():
+            self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        if self._board:
+            self._board.close()
+
+
+def _step(line: str) -> float:
+    """The step of a line; a line that was cut off by a crash belongs to none."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
