@@ -13,7 +13,8 @@ from PIL import Image
 
 from ihdm.cli import VERBS, main
 from ihdm.config import presets
-from ihdm.model import Model, ModelConfig
+from ihdm.model import Model
+from ihdm.model_folder import ModelConfig
 
 QUICK = [
     *("--set", "trainer.steps=4", "--set", "trainer.checkpoint_every=2", "--set", "trainer.samples=4"),

@@ -12,7 +12,7 @@ from PIL import Image
 from ihdm.config import DataConfig
 from ihdm.data import evenly_spaced, image_shape, load_images
 from ihdm.data.batches import Batches
-from ihdm.data.pictures import fit
+from ihdm.data.images import fit
 from ihdm.errors import IhdmError, UsageError
 
 

@@ -15,6 +15,7 @@ FLOORS = [  # a module imports from its own floor or those before it
     {"errors", "heat", "schedule", "noise", "network"},
     {"prior", "processes", "sampler", "config", "pictures"},
     {"data", "engine", "checkpoint"},
+    {"model_folder"},
     {"model"},
     {"run"},
     {"trainer", "describe"},

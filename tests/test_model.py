@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ihdm.errors import IhdmError
-from ihdm.model import Model, ModelConfig
+from ihdm.model import Model
+from ihdm.model_folder import ModelConfig
 from ihdm.processes import LinearSkip
 
 

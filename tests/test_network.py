@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from ihdm.config import load_config
-from ihdm.model import ModelConfig, build_network
+from ihdm.model import build_network
+from ihdm.model_folder import ModelConfig
 from ihdm.network import Attention, Downsample, UNet, Upsample
 
 COUNTS = [  # preset, strided convolutions (the public code), average pooling (the paper)

@@ -7,7 +7,8 @@ import torch
 from ihdm.config import Config, ProcessConfig
 from ihdm.data import image_shape
 from ihdm.engine import peak_memory
-from ihdm.model import Model, ModelConfig, build_network, build_schedule
+from ihdm.model import Model, build_network, build_schedule
+from ihdm.model_folder import ModelConfig
 
 SAMPLE_BATCH = 16
 

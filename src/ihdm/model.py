@@ -1,28 +1,33 @@
-"""Model = process + network + prior: what a user loads, samples from and saves.
-
-A model folder holds `config.json`, `model.safetensors` (weights, and the spectrum of the linear skip),
-`prior.safetensors` and `README.md`. It needs nothing else, and nothing in it is executed.
-"""
+"""Model = process + network + prior: what a user loads, samples from and saves."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import safetensors
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ihdm.config import NetworkConfig, ProcessConfig, as_tree, check_together, read_text, updated
+from ihdm.config import ProcessConfig
 from ihdm.data import evenly_spaced, unit_batches
 from ihdm.engine import inference
 from ihdm.errors import IhdmError, UsageError
 from ihdm.heat import GridLaplacian
+from ihdm.model_folder import (
+    CONFIG,
+    PRIOR,
+    WEIGHTS,
+    ModelConfig,
+    locate,
+    read_config,
+    read_tensors,
+    write_card,
+    write_config,
+)
 from ihdm.network import UNet
 from ihdm.noise import SeededNoise
 from ihdm.prior import Prior
@@ -30,23 +35,9 @@ from ihdm.processes import IdentitySkip, InverseHeat, LinearSkip, Spectrum
 from ihdm.sampler import sample, trajectory
 from ihdm.schedule import Schedule
 
-CONFIG, WEIGHTS, PRIOR, CARD = "config.json", "model.safetensors", "prior.safetensors", "README.md"
 NETWORK, SPECTRUM = "network.", "spectrum."  # prefixes of the tensors in WEIGHTS
 SPECTRUM_MOST = 20_000  # images that the spectrum is measured on: its power is then known to one percent
 BATCH = 512
-
-SectionType = TypeVar("SectionType", ProcessConfig, NetworkConfig)
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """What a model folder's config.json says: all that the tensors do not."""
-
-    process: ProcessConfig
-    network: NetworkConfig
-    shape: tuple[int, int, int]
-    data: str = ""
-    steps: int = 0
 
 
 class Model(nn.Module):
@@ -140,23 +131,31 @@ class Model(nn.Module):
             tensors |= {SPECTRUM + name: tensor for name, tensor in vars(self.process.skip.spectrum).items()}
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
         save_file({"coefficients": self.prior.coefficients.cpu().contiguous()}, folder / PRIOR)
-        config = self.config
-        tree: dict[str, Any] = {"process": as_tree(config.process), "network": as_tree(config.network)}
-        tree |= {"shape": list(config.shape), "data": config.data, "steps": config.steps}
-        (folder / CONFIG).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
-        (folder / CARD).write_text(_card(self), encoding="utf-8")
+        write_config(folder, self.config)
+        write_card(folder, self.config, self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        process, prior = self.process, self.prior.coefficients
+        schedule = process.schedule
+        return {
+            "network": f"U-Net, {sum(p.numel() for p in self.network.parameters()):,} parameters (averaged weights)",
+            "blur": f"sigma_B {schedule.sigma_B_min:g} to {schedule.sigma_B_max:g} pixels",
+            "noise": f"sigma {process.sigma:g} in training, delta {process.delta:g} in sampling",
+            "skip": self.config.process.skip,
+            "prior": f"{len(prior):,} blurred training images, {prior[0].numel()} coefficients each",
+        }
 
     @classmethod
     def from_pretrained(cls, name: str | Path) -> Model:
         """Read a model folder, or download one from the Hugging Face hub by its name, owner/model."""
-        folder = _local_folder(name)
-        config = _read_config(folder)
+        folder = locate(name)
+        config = read_config(folder)
         laplacian = GridLaplacian(config.shape[1:])
         network = build_network(config)
         expected = {NETWORK + name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
         if config.process.skip == "linear":
             expected |= {SPECTRUM + name: shape for name, shape in _spectrum_shapes(config.shape).items()}
-        tensors = _read_tensors(folder / WEIGHTS, expected)
+        tensors = read_tensors(folder / WEIGHTS, expected)
         network.load_state_dict(_with_prefix(tensors, NETWORK))
         spectrum = Spectrum(**_with_prefix(tensors, SPECTRUM)) if config.process.skip == "linear" else None
         process = build_process(config.process, laplacian, spectrum)
@@ -187,84 +186,14 @@ def build_network(config: ModelConfig) -> UNet:
     return UNet(channels, channels, **vars(config.network))
 
 
-def _local_folder(name: str | Path) -> Path:
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists() or len(folder.parts) != 2 or str(name).startswith((".", "/", "~")):
-        raise IhdmError(f"there is no model folder {name}; train one with `ihdm train`, or give owner/name on the hub")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(str(name), allow_patterns=[CONFIG, WEIGHTS, PRIOR, CARD]))
-    except Exception as error:  # the hub's client raises many kinds; each is a failed download
-        raise IhdmError(
-            f"there is no folder {name}, and no such model could be downloaded from the hub ({type(error).__name__})"
-        ) from error
-
-
 def _shown(images: Tensor, doing: str) -> Iterable[Tensor]:
     """Batches in [0, 1], with a progress bar if they take a while."""
     batches = unit_batches(images, BATCH)
     return tqdm(batches, total=-(-len(images) // BATCH), desc=doing, unit="batch", delay=2, leave=False)
 
 
-def _read_config(folder: Path) -> ModelConfig:
-    path = folder / CONFIG
-    if not path.exists():
-        raise IhdmError(f"{folder} is not a model folder: {CONFIG} is missing")
-    try:
-        tree = json.loads(read_text(path))
-        process = _section(ProcessConfig(), tree["process"], "process.")
-        network = _section(NetworkConfig(), tree["network"], "network.")
-        check_together(process, network)
-        channels, height, width = (_count(n, 1) for n in tree["shape"])
-        return ModelConfig(process, network, (channels, height, width), str(tree["data"]), _count(tree["steps"], 0))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise IhdmError(f"{path} is not the config of a model ({type(error).__name__}: {error})") from error
-
-
-def _section(default: SectionType, tree: Any, place: str) -> SectionType:
-    """A section of the config, in which nothing may be left out."""
-    missing = [name for name in as_tree(default) if name not in tree]
-    if missing:
-        raise ValueError(f"{place}{missing[0]} is missing")
-    return updated(default, tree, place)
-
-
-def _count(number: Any, least: int) -> int:
-    if not isinstance(number, int) or isinstance(number, bool) or not least <= number < 2**40:
-        raise ValueError(f"{number!r} is not a possible number of pixels, channels or steps")
-    return number
-
-
-def _read_tensors(path: Path, expected: dict[str, tuple[int, ...]] | None = None) -> dict[str, Tensor]:
-    """The tensors of a file, which must be exactly the floating point tensors `expected`, if given."""
-    if not path.exists():
-        raise IhdmError(f"{path.parent} is not a complete model folder: {path.name} is missing")
-    try:
-        tensors = load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise IhdmError(f"{path} is damaged ({error}); copy or train the model again") from error
-    if expected is None:
-        return tensors
-    misfits = [
-        *(f"{name} is missing" for name in expected if name not in tensors),
-        *(f"{name} is not expected" for name in tensors if name not in expected),
-        *(
-            f"{name} is {tensors[name].dtype} of shape {tuple(tensors[name].shape)}, not of shape {shape}"
-            for name, shape in expected.items()
-            if name in tensors and (tensors[name].shape != shape or not tensors[name].is_floating_point())
-        ),
-    ]
-    if misfits:
-        more = f" and {len(misfits) - 3} more" if len(misfits) > 3 else ""
-        raise IhdmError(f"{path} does not fit {CONFIG}: {'; '.join(misfits[:3])}{more}")
-    return tensors
-
-
 def _read_prior(folder: Path, config: ModelConfig, process: InverseHeat) -> Prior:
-    coefficients = _read_tensors(folder / PRIOR).get("coefficients", torch.empty(0))
+    coefficients = read_tensors(folder / PRIOR).get("coefficients", torch.empty(0))
     try:
         prior = Prior(process.laplacian, float(process.schedule.t[-1]), coefficients)
         if coefficients.shape[1] != config.shape[0]:
@@ -280,35 +209,3 @@ def _spectrum_shapes(shape: tuple[int, int, int]) -> dict[str, tuple[int, ...]]:
 
 def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _card(model: Model) -> str:
-    config, process = model.config, model.process
-    channels, height, width = config.shape
-    parameters = sum(p.numel() for p in model.network.parameters())
-    return f"""---
-library_name: ihdm
-tags: [inverse-heat-dissipation, unconditional-image-generation]
----
-# An inverse heat dissipation model
-
-Images of {height}x{width} pixels, {channels} channel{"s" * (channels != 1)}, grown from blur in {process.K} steps.
-Trained with ihdm on `{config.data}` for {config.steps:,} steps.
-
-| | |
-|---|---|
-| network | U-Net, {parameters:,} parameters (averaged weights) |
-| blur | sigma_B {process.schedule.sigma_B_min:g} to {process.schedule.sigma_B_max:g} pixels |
-| noise | sigma {process.sigma:g} in training, delta {process.delta:g} in sampling |
-| skip | {config.process.skip} |
-| prior | {len(model.prior):,} blurred training images, {model.prior.coefficients[0].numel()} coefficients each |
-
-```python
-from ihdm import Model
-
-images = Model.from_pretrained("this folder").sample(16, seed=0)
-```
-
-Method: Rissanen, Heinonen, Solin, *Generative Modelling with Inverse Heat Dissipation*, ICLR 2023.
-The prior holds blurred copies of the training images: share the folder only where you may share those.
-"""

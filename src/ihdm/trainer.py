@@ -25,7 +25,8 @@ from ihdm.data import ImageSet, unit_batches
 from ihdm.data.batches import Batches
 from ihdm.engine import choose_device, choose_precision, inference
 from ihdm.errors import IhdmError, UsageError
-from ihdm.model import Model, ModelConfig
+from ihdm.model import Model
+from ihdm.model_folder import ModelConfig
 from ihdm.noise import mix_seed
 from ihdm.run import Log, check_run
 

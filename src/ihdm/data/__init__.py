@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ihdm.config import DataConfig
-from ihdm.data.pictures import Pictures, Subset, decode, picture_shape
+from ihdm.data.images import Pictures, Subset, decode, picture_shape
 from ihdm.data.sources import Splits, open_source
 from ihdm.errors import IhdmError, UsageError
 
@@ -46,7 +47,9 @@ def load_images(config: DataConfig) -> ImageSet:
     _, channels, height, width = images.shape
     held_out = Subset(held_out, evenly_spaced(len(held_out), HELD_OUT_MOST).tolist())
     held_out_images = decode(held_out, (height, width), channels) if len(held_out) else images[:0]
-    return ImageSet(config.source, images, held_out_images)
+    path = Path(config.source)
+    name = path.name if path.is_absolute() else config.source  # it goes into models, where a path would tell too much
+    return ImageSet(name, images, held_out_images)
 
 
 def image_shape(config: DataConfig) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ihdm.data.pictures import SUFFIXES, Array, Files, Pictures, Rows, Stack, ZipMembers
+from ihdm.data.images import SUFFIXES, Array, Files, Pictures, Rows, Stack, ZipMembers
 from ihdm.errors import IhdmError, UsageError, unknown
 
 Splits = Mapping[str, Pictures]  # "train", and "test" where there is one
