@@ -6,27 +6,14 @@ python benchmarks/blur.py [--sizes 28 32 64 128 256 512 1024] [--reference PATH]
 from __future__ import annotations
 
 import argparse
-import sys
-import time
-from collections.abc import Callable
 from functools import partial
 
+import authors
+import measure
 import torch
 
 from ihdm import heat
 from ihdm.heat import GridLaplacian
-
-
-def milliseconds(work: Callable[[], torch.Tensor], device: torch.device, repeats: int = 15) -> float:
-    """The median time of one call."""
-    times = []
-    for _ in range(repeats + 2):
-        start = time.perf_counter()
-        work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(1000 * (time.perf_counter() - start))
-    return sorted(times[2:])[repeats // 2]
 
 
 def laplacian(size: int, longest_matrix_axis: int) -> GridLaplacian:
@@ -45,12 +32,10 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device(options.device)
     if options.reference:
-        sys.path.insert(0, options.reference)
+        authors.use(options.reference)
         from model_code.utils import DCTBlur
 
-    print(f"one blur, ms (median), float32, {device}, {torch.get_num_threads()} threads, torch {torch.__version__}")
-    columns = ["matrix", "fourier", *(["authors"] if options.reference else [])]
-    print(f"{'size':>5} {'batch':>5} " + " ".join(f"{column:>9}" for column in columns))
+    rows = []
     for size in options.sizes:
         batch = max(1, min(128, 2**20 // size**2))
         u = torch.rand(batch, 3, size, size, device=device)
@@ -59,7 +44,10 @@ def main() -> None:
         blurs = [partial(laplacian(size, longest).dissipate, u, t) for longest in (size, 0)]
         if options.reference:
             blurs.append(partial(DCTBlur(sigma_B.tolist(), size, device), u, torch.arange(batch, device=device)))
-        print(f"{size:>5} {batch:>5} " + " ".join(f"{milliseconds(blur, device):>9.2f}" for blur in blurs))
+        times = [measure.milliseconds(blur, device, repeats=15) for blur in blurs]
+        rows.append([str(size), str(batch), *(f"{ms:.2f}" for ms in times)])
+    columns = ["size", "batch", "matrices", "Fourier", *(["authors"] if options.reference else [])]
+    measure.print_table(f"One blur in float32, ms. {measure.machine(device)}", columns, rows)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ The checkout is AaltoML/generative-inverse-heat-dissipation; without it these te
 from __future__ import annotations
 
 import os
-import sys
 from types import SimpleNamespace
 
+import authors
 import pytest
 import torch
 
@@ -24,11 +24,8 @@ pytestmark = pytest.mark.skipif(not REFERENCE, reason="$IHDM_REFERENCE names no 
 
 
 @pytest.fixture(autouse=True)
-def importable(monkeypatch):
-    monkeypatch.syspath_prepend(REFERENCE)
-    yield
-    for name in [name for name in sys.modules if name.split(".")[0] in ("model_code", "scripts")]:
-        del sys.modules[name]
+def importable():
+    authors.use(REFERENCE)
 
 
 @pytest.mark.parametrize("size", [8, 28, 32])
@@ -44,25 +41,7 @@ def test_the_blur_is_theirs(size):
 
 def networks(size: int, config: NetworkConfig, channels: int) -> tuple[UNet, torch.nn.Module]:
     """Our network and theirs with the same random weights: both define their layers in the same order."""
-    from model_code.unet import UNetModel
-
-    model = SimpleNamespace(
-        model_channels=config.channels,
-        channel_mult=config.multipliers,
-        num_res_blocks=config.blocks,
-        attention_levels=config.attention,
-        dropout=config.dropout,
-        conv_resample=config.resample == "conv",
-        num_heads=1,
-        num_heads_upsample=-1,
-        num_head_channels=-1,
-        use_fp16=False,
-        use_new_attention_order=True,
-        use_scale_shift_norm=False,
-        resblock_updown=False,
-    )
-    data = SimpleNamespace(image_size=size, num_channels=channels)
-    theirs = UNetModel(SimpleNamespace(model=model, data=data)).eval()
+    theirs = authors.build_network(config, (channels, size, size)).eval()
     ours = UNet(channels, channels, **vars(config)).eval()
     torch.manual_seed(0)
     pairs = list(zip(ours.parameters(), theirs.parameters(), strict=True))
@@ -87,9 +66,8 @@ def test_the_network_is_theirs(config):
         torch.testing.assert_close(ours(u, k), theirs(u, k), atol=1e-5, rtol=1e-4)
 
 
-def test_the_loss_and_the_sample_are_theirs(monkeypatch):
+def test_the_loss_and_the_sample_are_theirs():
     """Their loss at given levels and noise, and their sampler with shared noise, from the same start."""
-    monkeypatch.setitem(sys.modules, "scripts.datasets", SimpleNamespace())  # it needs packages that sampling does not
     from model_code.utils import DCTBlur
     from scripts.sampling import get_sampling_fn_inverse_heat
 

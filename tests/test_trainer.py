@@ -105,8 +105,8 @@ def test_another_number_of_steps_is_announced_where_it_matters(tiny_config, tiny
 def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(tiny_config, tiny_images, tmp_path):
     config = tiny_config.with_settings(["process.skip=identity", "trainer.checkpoint_every=2"])
     trainer = Trainer(config, tiny_images, tmp_path / "run")
-    step = trainer._train_step
-    trainer._train_step = lambda: tuple(fact * (float("nan") if trainer.step > 2 else 1) for fact in step())
+    step = trainer.train_step
+    trainer.train_step = lambda: tuple(fact * (float("nan") if trainer.step > 2 else 1) for fact in step())
     with pytest.raises(IhdmError, match=r"diverged.*trainer\.lr"):
         trainer.train()
     assert [path.name for path in checkpoint.saved(tmp_path / "run" / "checkpoints")] == ["step-00000002"]
@@ -121,14 +121,14 @@ def test_two_runs_in_one_process_may_differ_in_precision(tiny_config, tiny_image
 
 def test_a_signal_stops_after_the_step_and_saves(tiny_config, tiny_images, tmp_path):
     trainer = Trainer(tiny_config.with_settings(["trainer.steps=1000"]), tiny_images, tmp_path / "run")
-    step = trainer._train_step
+    step = trainer.train_step
 
     def interrupted():
         if trainer.step == 1:
             os.kill(os.getpid(), signal.SIGINT)
         return step()
 
-    trainer._train_step = interrupted
+    trainer.train_step = interrupted
     assert trainer.train() is False
     assert trainer.step == 2
     assert checkpoint.saved(tmp_path / "run" / "checkpoints")[-1].name == "step-00000002"

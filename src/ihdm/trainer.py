@@ -117,7 +117,7 @@ class Trainer:
         losses: list[Tensor] = []
         norms: list[Tensor] = []
         while self.step < end and not (alone and asked()):
-            for facts, fact in zip((losses, norms), self._train_step()):
+            for facts, fact in zip((losses, norms), self.train_step()):
                 facts.append(fact)
             self.step += 1
             bar.update()
@@ -134,7 +134,7 @@ class Trainer:
         bar.set_postfix({"loss": f"{loss:.4g}", "images/s": f"{speed:.0f}"})
         return {"loss": loss, "gradient_norm": norm, "lr": rate, "images_per_second": round(speed, 1)}
 
-    def _train_step(self) -> tuple[Tensor, Tensor]:
+    def train_step(self) -> tuple[Tensor, Tensor]:
         """Alg. 1 on one batch, then Adam and the moving average."""
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
         seed = mix_seed(self.config.trainer.seed, STEP_STREAM, self.step, rank)

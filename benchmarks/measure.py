@@ -1,0 +1,78 @@
+"""What the benchmarks share: time, memory, counted arithmetic, the machine's own limit, and a table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ihdm.config import Config, load_config
+
+PAPER = ["mnist", "cifar10", "afhq-64", "ffhq-128", "ffhq-256"]
+SMALL = ["digits", "mnist-small"]
+
+
+def milliseconds(work: Callable[[], Any], device: torch.device, repeats: int = 9, warmup: int = 2) -> float:
+    """The median time of one call, from start to the end of what it started on the device."""
+    times = []
+    for _ in range(warmup + repeats):
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(1000 * (time.perf_counter() - start))
+    return sorted(times[warmup:])[repeats // 2]
+
+
+def forward_flops(network: Callable[[], nn.Module], shape: tuple[int, int, int]) -> int:
+    """Floating point operations of one image's forward pass, counted operator by operator without computing any."""
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        network()(torch.empty(1, *shape), torch.ones(1))
+    return counter.get_total_flops()
+
+
+def peak_flops(device: torch.device) -> float:
+    """Operations per second of a large matrix product: bfloat16 on a GPU, float32 on a CPU."""
+    n, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (2048, torch.float32)
+    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+    return 2 * n**3 / (milliseconds(lambda: a @ b, device) / 1000)
+
+
+def peak_bytes(device: torch.device) -> float:
+    """The most memory that tensors took on a GPU since the last call; not known on a CPU."""
+    if device.type != "cuda":
+        return float("nan")
+    most = torch.cuda.max_memory_allocated()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return most
+
+
+def chosen_presets(names: Sequence[str] | None, device: torch.device) -> dict[str, Config]:
+    """The presets to measure, with the public code's strided convolutions: the same arithmetic on both sides."""
+    names = names or (PAPER if device.type == "cuda" else SMALL)
+    settings = ["network.resample=conv", f"engine.device={device.type}"]
+    return {name: load_config(name, settings) for name in names}
+
+
+def image_shape(config: Config) -> tuple[int, int, int]:
+    """(C, H, W); the digits' preset leaves it to the data."""
+    return (config.data.channels or 1, *(config.data.size or (8, 8)))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table that is Markdown too."""
+    lines = [list(columns), ["-" * len(column) for column in columns], *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    print(f"\n{title}\n")
+    for line in lines:
+        print("| " + " | ".join(cell.rjust(width) for cell, width in zip(line, widths)) + " |")
+
+
+def machine(device: torch.device) -> str:
+    name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return f"{name}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
