@@ -63,6 +63,7 @@ class Trainer:
         self.network, self.optimizer = self.accelerator.prepare(network, optimizer)
         self.state = checkpoint.TrainingState(network, self.average, self.optimizer)
         self.batches = Batches(resident, config.trainer.batch_size, config.trainer.seed, config.data.flip, device)
+        self.fingerprint = images.fingerprint()
         self.generator = torch.Generator(device)
         self.step = 0
 
@@ -156,7 +157,7 @@ class Trainer:
         found = checkpoint.saved(self.run / "checkpoints")
         if found:
             facts = checkpoint.load(found[-1], self.state)
-            if facts["data"] != self.images.fingerprint():
+            if facts["data"] != self.fingerprint:
                 raise UsageError(
                     f"the images of {self.images.name} are not those that {self.run} was started with; "
                     f"give the old ones, or another folder with --run"
@@ -185,7 +186,7 @@ class Trainer:
         if self.accelerator.is_main_process:
             self._write_model()
             root, keep = self.run / "checkpoints", self.config.trainer.keep
-            checkpoint.save(root, self.step, self.images.fingerprint(), self.state, keep)
+            checkpoint.save(root, self.step, self.fingerprint, self.state, keep)
         self.accelerator.wait_for_everyone()
 
     def _write_model(self) -> None:
