@@ -83,6 +83,8 @@ finally: assert "torch" not in sys.modules"""
         (["sample", "model", "--grid", "x"], 2, "name of a picture"),
         (["sample", "model", "--grid", "a-file/x.png"], 1, "a-file"),
         (["sample", "model", "--out", "a-file"], 1, "a-file"),
+        (["sample", "model", "--out", "model"], 2, "empty folder"),
+        (["sample", "model", "--same-start", "--same-noise"], 2, "the same"),
         (["train", "mnist"], 2, "IHDM_DATA"),
         (["sample", "./nowhere"], 1, "no model folder"),
         (["sample", "model", "--n", "0"], 2, "at least 1"),
@@ -134,6 +136,32 @@ def test_a_data_path_in_any_script_is_found_again(tmp_path, capsys):
     for _ in range(2):
         main(["train", "digits", "--data", "фото 😀", "--run", "run", *QUICK])
     assert "going on from step 4" in capsys.readouterr().out
+
+
+def test_settings_may_share_a_flag_and_a_moved_data_folder_may_go_on(tmp_path, capsys):
+    (tmp_path / "photos").mkdir()
+    for i in range(3):
+        Image.new("L", (8, 8), 80 * i).save(tmp_path / "photos" / f"{i}.png")
+    settings = ["--set", "trainer.steps=2", "process.K=4", "network.channels=8", "--set", "network.attention=none"]
+    main(["train", "digits", "--data", "photos", "--run", "run", *settings])
+    (tmp_path / "photos").rename(tmp_path / "moved")
+    main(["train", "digits", "--data", "moved", "--run", "run", *settings, "--set", "trainer.steps=3"])
+    assert "going on from step 2" in capsys.readouterr().out
+    main(["info", "run"])
+    assert "3 steps on moved" in capsys.readouterr().out
+
+
+def test_a_blur_too_narrow_for_the_images_is_pointed_out(capsys):
+    main(["train", "digits", *QUICK, "--set", "process.sigma_B_max=2"])
+    assert "not blank yet" in capsys.readouterr().out
+
+
+def test_four_channels_are_written_with_alpha(tiny_config, tmp_path):
+    config = ModelConfig(tiny_config.process, tiny_config.network, (4, 8, 8))
+    images = torch.randint(0, 256, (5, 4, 8, 8), dtype=torch.uint8)
+    Model.from_images(config, images).save_pretrained(tmp_path / "rgba")
+    main(["sample", "rgba", "--n", "2", "--out", "each", "--grid", "grid.png"])
+    assert Image.open("each/000000.png").mode == "RGBA" and Image.open("grid.png").mode == "RGB"
 
 
 def test_sigma_zero_is_allowed_with_a_warning(capsys):

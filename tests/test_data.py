@@ -146,6 +146,23 @@ def test_sixteen_bit_and_alpha_and_rotated_images(tmp_path):
     assert load(tmp_path / "turned.jpg").shape == (3, 6, 4)
 
 
+def test_what_is_transparent_becomes_white(tmp_path):
+    image = Image.new("RGBA", (4, 4), (255, 0, 0, 0))
+    image.putpixel((0, 0), (0, 0, 255, 255))
+    image.save(tmp_path / "logo.png")
+    train = load(tmp_path / "logo.png").train
+    assert train[0, :, 0, 0].tolist() == [0, 0, 255] and train[0, :, 1, 1].tolist() == [255, 255, 255]
+    assert load(tmp_path / "logo.png", channels=1).train[0, 0, 1, 1] == 255
+
+
+def test_colour_is_never_dropped_silently(tmp_path):
+    Image.new("L", (4, 4)).save(tmp_path / "a.png")
+    Image.new("RGB", (4, 4)).save(tmp_path / "b.png")
+    with pytest.raises(UsageError, match=r"a\.png is grey and .*b\.png is in colour.*data\.channels=3"):
+        load(tmp_path, holdout=0.0)
+    assert load(tmp_path, channels=3).shape == (3, 4, 4)
+
+
 def test_fit_crops_the_centre_halves_by_area_and_keeps_the_mean():
     assert fit(Image.new("L", (50, 100)), (8, 12)).size == (12, 8)
     stripes = np.zeros((64, 64), np.uint8)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,27 +21,29 @@ from ihdm.errors import IhdmError, UsageError, unknown
 if TYPE_CHECKING:
     from ihdm.config import Config
 
+GIF_IMAGES, GIF_FRAMES = 16, 50
+
 Settings = Annotated[
-    UseAppendAction[tuple[str, ...]],
-    arg(name="set", metavar="NAME=VALUE", help="a setting to change, such as trainer.steps=1000; may be repeated"),
+    UseAppendAction[tuple[tuple[str, ...], ...]],
+    arg(name="set", metavar="NAME=VALUE ...", help="settings to change, such as trainer.steps=1000 (see ihdm --help)"),
 ]
 
 
 def train(
-    preset: Positional[str],
+    preset: Annotated[Positional[str], arg(metavar="PRESET")],
     /,
-    data: str | None = None,
-    run: Path | None = None,
+    data: Annotated[str | None, arg(metavar="SOURCE")] = None,
+    run: Annotated[Path | None, arg(metavar="FOLDER")] = None,
     settings: Settings = (),
 ) -> None:
     """Train a model. The same command again goes on from the last checkpoint.
 
     Args:
         preset: a preset's name (see `ihdm --help`), or a TOML file of the same form
-        data: a named set, a folder, zip, idx or npy/npz file of images, or hf:NAME; default: the preset's
+        data: a named set, a folder, zip, idx, npy or npz file of images, or hf:NAME; default: the preset's
         run: the folder for checkpoints, log, sample pictures and the model; default: runs/PRESET
     """
-    config = _with_data(load_config(preset, settings), data)
+    config = _with_data(load_config(preset, itertools.chain(*settings)), data)
     run = run or Path("runs") / Path(preset).stem
     if config.process.sigma == 0:
         print("warning: without noise (process.sigma=0) the reverse process is unstable (App. C.5)", file=sys.stderr)
@@ -51,24 +56,30 @@ def train(
     trainer = Trainer(config, images, run)
     parameters = sum(p.numel() for p in trainer.model.network.parameters())
     trainer.say(
-        f"{len(images.train):,} images {_shape_text(images.shape)}, {len(images.held_out):,} held out; "
-        f"{parameters:,} parameters on {trainer.accelerator.device}"
+        f"learning from {len(images.train):,} images {_shape_text(images.shape)}, checking on {len(images.held_out):,} "
+        f"others; {parameters:,} parameters on {trainer.accelerator.device}"
     )
+    widest, longest = trainer.model.process.schedule.sigma_B_max, max(images.shape[1:])
+    if widest < longest / 2:
+        trainer.say(
+            f"note: at the widest blur, {widest:g} pixels, images of {longest} pixels are not blank yet; "
+            f"the paper blurs by half the size or more: --set process.sigma_B_max=auto"
+        )
     if trainer.train():
-        trainer.say(f"done; the model is in {run / 'model'}. Next: ihdm sample {run / 'model'}")
+        trainer.say(f"done; the model is in {run / 'model'}. Next: ihdm sample {shlex.quote(str(run / 'model'))}")
     else:
         trainer.say(f"stopped at step {trainer.step:,}, all saved; the same command goes on from there")
 
 
 def sample(
-    model: Positional[str],
+    model: Annotated[Positional[str], arg(metavar="MODEL")],
     /,
     n: int = 64,
     seed: int = 0,
-    delta_ratio: float | None = None,
-    grid: Path | None = None,
-    gif: Path | None = None,
-    out: Path | None = None,
+    delta_ratio: Annotated[float | None, arg(metavar="RATIO")] = None,
+    grid: Annotated[Path | None, arg(metavar="PNG")] = None,
+    gif: Annotated[Path | None, arg(metavar="GIF")] = None,
+    out: Annotated[Path | None, arg(metavar="FOLDER")] = None,
     same_start: bool = False,
     same_noise: bool = False,
     batch_size: int = 64,
@@ -78,15 +89,15 @@ def sample(
     """Make images with a trained model.
 
     Args:
-        model: a model folder, or owner/name on the hub
+        model: a model folder, a run folder, or owner/name on the hub
         n: how many images
         seed: image i depends on the seed and i alone
         delta_ratio: sampling noise in units of sigma: more gives more detail, then noise; default: the model's
         grid: a picture of all images; default: samples.png, if neither --gif nor --out is given
-        gif: an animation of the first images (one batch of them) growing from blur
-        out: a folder for the images, one PNG each
-        same_start: grow all images from one blurred image
-        same_noise: use the same noise for all images
+        gif: an animation of the first 16 images growing from blur
+        out: an empty folder for the images, one PNG each
+        same_start: grow all images from one blurred image: same colours, different shapes
+        same_noise: use the same noise for all: same shapes, different colours (small grey images hardly differ then)
         batch_size: images computed at a time
         device: where to compute; auto: the GPU if there is one
         precision: of the network; auto: bf16 on a GPU that has it
@@ -95,6 +106,8 @@ def sample(
         raise UsageError("--n and --batch-size must be at least 1")
     if delta_ratio is not None and not 0 <= delta_ratio < float("inf"):
         raise UsageError(f"--delta-ratio cannot be negative: {delta_ratio}")
+    if same_start and same_noise:
+        raise UsageError("--same-start and --same-noise together make all images the same; give one of them")
     if grid is None and gif is None and out is None:
         grid = Path("samples.png")
     _check_outputs(grid, gif, out)
@@ -114,23 +127,31 @@ def sample(
             for i, image in enumerate(images):
                 pictures.plain(image).save(out / f"{i:06d}.png")
     if gif:
-        states = loaded.trajectory(min(n, batch_size), seed, **options)
-        pictures.animation(gif, pictures.evenly(states, loaded.process.K, 50))
+        from tqdm import tqdm
+
+        states = loaded.trajectory(min(n, GIF_IMAGES), seed, **options)
+        bar = tqdm(states, desc="animating", unit="level", total=loaded.process.K + 1, leave=False)
+        pictures.animation(gif, pictures.evenly(bar, loaded.process.K, GIF_FRAMES))
     for path in filter(None, (grid, out, gif)):
         print(path)
 
 
-def info(name: Positional[str], /, data: str | None = None, settings: Settings = ()) -> None:
+def info(
+    name: Annotated[Positional[str], arg(metavar="MODEL_OR_PRESET")],
+    /,
+    data: Annotated[str | None, arg(metavar="SOURCE")] = None,
+    settings: Settings = (),
+) -> None:
     """Say what a model folder or a preset is.
 
     Args:
-        name: a model folder, owner/name on the hub, or a preset
+        name: a model folder, a run folder, owner/name on the hub, or a preset
         data: with a preset: the images it would be trained on; default: the preset's
     """
     from ihdm import describe
 
     if name in presets() or name.endswith(".toml"):
-        config = _with_data(load_config(name, settings), data)
+        config = _with_data(load_config(name, itertools.chain(*settings)), data)
         rows = describe.preset(config)
     elif settings or data:
         raise UsageError("--set and --data go with a preset; a model folder is what it is")
@@ -140,7 +161,7 @@ def info(name: Positional[str], /, data: str | None = None, settings: Settings =
     print("\n".join(f"{label:<{width}}  {value}" for label, value in rows.items()))
 
 
-def demo(out: Path = Path("demo"), settings: Settings = ()) -> None:
+def demo(out: Annotated[Path, arg(metavar="FOLDER")] = Path("demo"), settings: Settings = ()) -> None:
     """Train on the embedded digits for about 90 seconds, then make pictures.
 
     Args:
@@ -148,7 +169,7 @@ def demo(out: Path = Path("demo"), settings: Settings = ()) -> None:
     """
     from ihdm.demo import run_demo
 
-    run_demo(out, settings)
+    run_demo(out, itertools.chain(*settings))
 
 
 VERBS: dict[str, Callable[..., None]] = {"train": train, "sample": sample, "info": info, "demo": demo}
@@ -216,9 +237,12 @@ def _check_outputs(grid: Path | None, gif: Path | None, out: Path | None) -> Non
         raise UsageError(f"--grid takes the name of a picture, such as samples.png, not {grid}")
     if gif and gif.suffix.lower() != ".gif":
         raise UsageError(f"--gif takes a name that ends in .gif, not {gif}")
-    for folder in (grid and grid.parent, gif and gif.parent, out):
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
+    for folder in filter(None, (grid and grid.parent, gif and gif.parent, out)):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise IhdmError(f"the folder {folder} may not be written to")
+    if out and any(out.iterdir()):
+        raise UsageError(f"--out takes an empty folder, so that no other images are among the new ones; {out} is not")
 
 
 def _shape_text(shape: tuple[int, int, int]) -> str:

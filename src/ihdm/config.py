@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -46,7 +47,7 @@ class ProcessConfig:
     sigma_B_min: float = setting(0.5, "blur width of level 1, in pixels", above=0)
     sigma_B_max: float | None = setting(None, "blur width of level K, in pixels; auto: 3/4 of the longer side", above=0)
     skip: Literal["identity", "linear"] = setting(
-        "identity", "what the network's output is added to: the image (the paper's), or the best linear predictor"
+        "identity", "what the network's output is added to: the image, as in the paper, or its best linear prediction"
     )
 
 
@@ -59,16 +60,18 @@ class NetworkConfig:
         (1, 2, 2, 2), "width of each resolution, in units of channels", least=1, most=64
     )
     blocks: int = setting(4, "residual blocks per resolution", least=1, most=64)
-    attention: tuple[int, ...] = setting((2, 3), "resolutions with attention; l stands for maps of size / 2^l", least=0)
+    attention: tuple[int, ...] = setting(
+        (2, 3), "resolutions with attention, or none; l stands for maps of size / 2^l", least=0
+    )
     dropout: float = setting(0.1, "dropout rate in residual blocks", least=0, most=0.99)
-    resample: Literal["pool", "conv"] = setting("pool", "average pooling (the paper's), or strided convolutions")
+    resample: Literal["pool", "conv"] = setting("pool", "average pooling, as in the paper, or strided convolutions")
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """The images."""
 
-    source: str = setting("", "a named set, folder, zip, idx or npy/npz file, or hf:NAME for a set on the hub")
+    source: str = setting("", "a named set, folder, zip, idx, npy or npz file, or hf:NAME for a set on the hub")
     size: tuple[int, int] | None = setting(
         None, "32 or 27x41 (height x width); auto: as the images are", least=1, most=65_536
     )
@@ -197,19 +200,28 @@ def differences(config: Config, other: Config) -> dict[str, tuple[Any, Any]]:
 
 
 def setting_names() -> dict[str, str]:
-    """Every setting and what it is about."""
-    return {
-        f"{section.name}.{f.name}": f.metadata["about"]
-        for section in fields(Config)
-        for f in fields(getattr(Config(), section.name))
-    }
+    """Every setting and what it is about, with its possible values, where they are few, and its default."""
+    names = {}
+    for section in fields(Config):
+        group = getattr(Config(), section.name)
+        for f in fields(group):
+            kind, default = get_type_hints(type(group))[f.name], as_tree(group)[f.name]
+            choices = f"{' | '.join(get_args(kind))}; " if get_origin(kind) is Literal else ""
+            shown = ",".join(map(str, default)) if isinstance(default, list) else str(default) or "none"
+            names[f"{section.name}.{f.name}"] = f"{f.metadata['about']} [{choices}default {shown}]"
+    return names
 
 
 def presets() -> dict[str, str]:
     """The names of the presets and a line about each."""
-    folder = resources.files("ihdm") / "presets"
-    files = sorted((file for file in folder.iterdir() if file.name.endswith(".toml")), key=lambda file: file.name)
-    return {file.name.removesuffix(".toml"): tomllib.loads(file.read_text())["about"] for file in files}
+    files = (resources.files("ihdm") / "presets").iterdir()
+    texts = {file.name.removesuffix(".toml"): file.read_text() for file in files if file.name.endswith(".toml")}
+    return {name: tomllib.loads(texts[name])["about"] for name in sorted(texts, key=_by_word_and_number)}
+
+
+def _by_word_and_number(name: str) -> list[tuple[str, int]]:
+    """A key that sorts afhq-64 before afhq-256."""
+    return [(word, int(number or 0)) for word, number in re.findall(r"(\D+)(\d*)", name)]
 
 
 def load_config(preset: str, settings: Iterable[str] = ()) -> Config:
@@ -290,10 +302,11 @@ def _converted(name: str, kind: Any, value: Any) -> Any:
 
 
 def _converted_tuple(name: str, kind: Any, value: Any) -> tuple[int, ...]:
-    """(1, 2, 2) from [1, 2, 2] or "1,2,2"; for a pair also 27x41, and 32 for both."""
+    """(1, 2, 2) from [1, 2, 2] or "1,2,2", () from "none"; for a pair also 27x41, and 32 for both."""
     item, pair = get_args(kind)[0], len(get_args(kind)) == 2 and get_args(kind)[1] is not Ellipsis
     if isinstance(value, str):
-        value = [part for part in value.strip("[]()").replace("x", ",").split(",") if part.strip()]
+        text = value.strip("[]() ")
+        value = [] if text in ("", "none") else text.replace("x", ",").split(",")
     items = list(value) if isinstance(value, (list, tuple)) else [value]
     if pair and len(items) == 1:
         items *= 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,7 +22,7 @@ MOVING, FRAMES = 16, 50  # images and levels in growth.gif
 def run_demo(out: Path, settings: Iterable[str] = ()) -> None:
     """Fill `out` with a trained model and pictures; a second call trains no more."""
     config = load_config("digits", settings)
-    check_run(out, config)
+    check_run(out, config, "--out")
     images = load_images(config.data)
     print(f"Learning to grow handwritten digits from blur: {len(images.train):,} images of 8x8 pixels.", flush=True)
     trainer = Trainer(config, images, out)
@@ -42,7 +43,7 @@ def run_demo(out: Path, settings: Iterable[str] = ()) -> None:
     print(
         f"\n{out / 'samples.png'}   generated digits beside real ones"
         f"\n{out / 'sequence.png'}  how {ROWS} of them grew, from blank to sharp"
-        f"\n{out / 'growth.gif'}    the same as an animation"
-        f"\n{out / 'model'}         the model; try: ihdm sample {out / 'model'} --seed 1"
+        f"\n{out / 'growth.gif'}    {MOVING} of them growing, as an animation"
+        f"\n{out / 'model'}         the model; try: ihdm sample {shlex.quote(str(out / 'model'))} --seed 1"
         f"\n(delete {out} to train again)"
     )

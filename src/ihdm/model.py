@@ -72,11 +72,13 @@ class Model(nn.Module):
         precision: torch.dtype = torch.float32,
         progress: bool = False,
     ) -> Tensor:
-        """n images (n, C, H, W) in [0, 1], on the CPU; image i depends on the seed and i alone.
+        """n images (n, C, H, W) in [0, 1], on the CPU; image i depends, up to rounding, on the seed and i alone.
 
         delta_ratio: sampling noise in units of sigma, instead of the model's own.
         same_start: all images grow from one blurred image; same_noise: all share their noise, step by step.
         """
+        if n < 0 or batch_size < 1:
+            raise ValueError(f"cannot make {n} images in batches of {batch_size}")
         process = self._process(delta_ratio)
         network = inference(self.network, precision)
         images = []

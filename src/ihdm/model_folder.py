@@ -34,10 +34,11 @@ class ModelConfig:
 
 
 def locate(name: str | Path) -> Path:
-    """The folder of that name, or one downloaded from the Hugging Face hub."""
+    """The folder of that name, the model in a run folder of that name, or one downloaded from the Hugging Face hub."""
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return folder
+        in_run = folder / "model"
+        return in_run if (in_run / CONFIG).exists() and not (folder / CONFIG).exists() else folder
     if folder.exists() or len(folder.parts) != 2 or str(name).startswith((".", "/", "~")):
         raise IhdmError(f"there is no model folder {name}; train one with `ihdm train`, or give owner/name on the hub")
     from huggingface_hub import snapshot_download
@@ -132,7 +133,7 @@ Trained with ihdm on `{config.data}` for {config.steps:,} steps.
 ```python
 from ihdm import Model
 
-images = Model.from_pretrained("this folder").sample(16, seed=0)
+images = Model.from_pretrained("path/to/this/folder").sample(16, seed=0)
 ```
 
 Method: Rissanen, Heinonen, Solin, *Generative Modelling with Inverse Heat Dissipation*, ICLR 2023.

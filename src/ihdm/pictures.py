@@ -56,21 +56,22 @@ def evenly(trajectory: Iterable[tuple[int, Tensor]], K: int, count: int) -> list
 
 def animation(path: Path, states: Sequence[Tensor], seconds: float = 4.0, hold: float = 1.5) -> None:
     """A looping GIF of the states, each a batch shown as a grid; the last one stays on."""
-    frames = [grid(state).quantize(64) for state in states]
+    frames = [grid(state).quantize(256) for state in states]
     step = max(20, round(1000 * seconds / len(frames)))
     durations = [step] * (len(frames) - 1) + [round(1000 * hold)]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0)
 
 
 def plain(image: Tensor) -> Image.Image:
-    """One image (C, H, W) in [0, 1], pixel for pixel: in colour from three channels on, else the first in grey."""
-    shown = image[: 3 if len(image) >= 3 else 1].detach().cpu().clamp(0, 1)
+    """One image (C, H, W) in [0, 1], pixel for pixel: four channels with alpha; of five or more, the first three."""
+    shown = image[: {1: 1, 2: 1, 4: 4}.get(len(image), 3)].detach().cpu().clamp(0, 1)
     pixels = (shown * 255).round().byte().numpy().transpose(1, 2, 0)
     return Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)
 
 
 def _tile(image: Tensor) -> Image.Image:
-    """One image, small ones enlarged."""
-    tile = plain(image).convert("RGB")
+    """One image, small ones enlarged, what is transparent on white."""
+    tile = plain(image).convert("RGBA")
+    tile = Image.alpha_composite(Image.new("RGBA", tile.size, "white"), tile).convert("RGB")
     factor = max(1, CELL // max(tile.size))
     return tile.resize((tile.width * factor, tile.height * factor), Image.Resampling.NEAREST)

@@ -15,23 +15,24 @@ from ihdm.errors import UsageError
 # Settings that may change between one part of a run and the next.
 FREE = {f"trainer.{name}" for name in ("steps", "log_every", "sample_every", "samples", "checkpoint_every", "keep")}
 FREE |= {"engine.device", "engine.precision"}
+FREE |= {"data.source"}  # the images themselves are compared instead
 
 
-def check_run(run: Path, config: Config) -> None:
-    """Refuse a run folder that was started with other settings, or that is something else."""
+def check_run(run: Path, config: Config, option: str = "--run") -> None:
+    """Refuse a run folder that was started with other settings, or that is something else; `option` names it."""
     path = run / "config.toml"
     if run.exists() and not run.is_dir():
-        raise UsageError(f"{run} is a file; give a folder with --run")
+        raise UsageError(f"{run} is a file; give a folder with {option}")
     if not path.exists():
         if run.exists() and any(run.iterdir()):
-            raise UsageError(f"{run} is not empty and not a run folder; give another one with --run")
+            raise UsageError(f"{run} is not empty and not a run folder; give another one with {option}")
         return
     changed = differences(config_from_toml(read_text(path), str(path)), config)
     lines = [f"{name} was {old}, is {new}" for name, (old, new) in changed.items() if name not in FREE]
     if lines:
         raise UsageError(
             f"{run} was started with other settings ({'; '.join(lines)}); "
-            f"use the old settings to go on, or another folder with --run to start anew"
+            f"use the old settings to go on, or another folder with {option} to start anew"
         )
 
 

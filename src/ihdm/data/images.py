@@ -119,8 +119,10 @@ class Subset:
 def decode(pictures: Pictures, size: tuple[int, int] | None, channels: int | None) -> Tensor:
     """All pictures as one uint8 tensor (N, C, H, W), resized and converted where asked.
 
-    Without a size all must have the first one's; without channels, grey or colour is as in the first one.
+    Without a size all must have the first one's; without channels, grey or colour is as in the first one, and no
+    colour is dropped silently. What is transparent becomes white, unless alpha is asked for.
     """
+    given = channels
     channels, height, width = picture_shape(pictures, size, channels)
     out = np.empty((len(pictures), channels, height, width), np.uint8)
 
@@ -130,6 +132,11 @@ def decode(pictures: Pictures, size: tuple[int, int] | None, channels: int | Non
             raise UsageError(
                 f"the images differ in size: {pictures.name(0)} is {_text(out.shape[2:])} and {pictures.name(i)} is "
                 f"{_text(_size(picture))} (height x width); give the size to bring them to, such as --set data.size=64"
+            )
+        if given is None and _channels(picture) > channels:
+            raise UsageError(
+                f"{pictures.name(0)} is grey and {pictures.name(i)} is in colour; say what to make of them all, "
+                f"--set data.channels=3 (colour) or 1 (grey)"
             )
         out[i] = _array(picture, size, channels, pictures.name(i)).transpose(2, 0, 1)
 
@@ -178,9 +185,7 @@ def _read(pictures: Pictures, i: int) -> Image.Image | Array:
             picture = ImageOps.exif_transpose(picture)
         return picture
     except Exception as error:  # decoders and archives raise many kinds; each is an unreadable image
-        raise IhdmError(
-            f"{pictures.name(i)} is not an image that can be read ({error}); remove or replace it"
-        ) from error
+        raise IhdmError(f"{pictures.name(i)} is not an image that can be read ({error})") from error
 
 
 def _array(picture: Image.Image | Array, size: tuple[int, int] | None, channels: int, name: str) -> Array:
@@ -198,7 +203,10 @@ def _array(picture: Image.Image | Array, size: tuple[int, int] | None, channels:
         raise UsageError(
             f"{name} cannot be given {channels} channels; data.channels is 1 (grey), 3 (colour) or 4 (alpha)"
         )
-    picture = _eight_bits(picture, name).convert(MODES[channels])
+    picture = _eight_bits(picture, name)
+    if channels != 4 and picture.has_transparency_data:
+        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture.convert("RGBA"))
+    picture = picture.convert(MODES[channels])
     if size is not None:
         picture = fit(picture, size)
     return np.asarray(picture).reshape(picture.height, picture.width, channels)

@@ -62,7 +62,7 @@ def open_source(source: str) -> Splits:
     if not path.exists():
         if "/" in source or path.suffix:
             raise IhdmError(f"there is no {source}; --data takes a folder or file of images, or a named set")
-        raise unknown("data set", source, ["digits", *NAMED])
+        raise unknown("data set, and there is no such folder or file:", source, ["digits", *NAMED])
     return _path(path)
 
 
@@ -91,15 +91,15 @@ def _named(name: str) -> Splits:
 def _path(path: Path) -> Splits:
     if path.is_dir():
         return _folder(path)
-    if path.suffix == ".zip":
+    if path.suffix.lower() == ".zip":
         return _zip(path)
-    if path.suffix in (".npy", ".npz"):
+    if path.suffix.lower() in (".npy", ".npz"):
         return _numpy(path)
     if "idx3-ubyte" in path.name:
         return {"train": _idx(path)}
     if path.suffix.lower() in SUFFIXES:
         return {"train": Files([path])}
-    raise IhdmError(f"{path} is not an image, a zip, an idx3-ubyte or a npy/npz file, nor a folder of images")
+    raise IhdmError(f"{path} is not an image, a zip, an idx3-ubyte, npy or npz file, nor a folder of images")
 
 
 def _folder(path: Path) -> Splits:
@@ -132,8 +132,8 @@ def _grouped(names: Iterable[PurePath], origin: Path) -> dict[str, list[PurePath
             split = next((SPLIT_WORDS[part] for part in name.parts[:-1][:2] if part in SPLIT_WORDS), "train")
             groups.setdefault(split, []).append(name)
     if not groups:
-        what = f"only files such as {every[0].name}" if every else "nothing"
-        raise IhdmError(f"{origin} holds no images, {what}; images end in {', '.join(sorted(SUFFIXES))}")
+        what = f"only files such as {every[0].name}" if every else "it is empty, or may not be read"
+        raise IhdmError(f"{origin} holds no images ({what}); images end in {', '.join(sorted(SUFFIXES))}")
     return groups
 
 
@@ -180,7 +180,8 @@ def _pixels(array: Any, path: Path) -> Array:
     if np.issubdtype(array.dtype, np.floating) and array.size and array.min() >= 0 and array.max() <= 1:
         array = np.round(array * 255).astype(np.uint8)
     if array.dtype != np.uint8:
-        raise IhdmError(f"{path} holds {array.dtype} values; expected uint8, or floating point in [0, 1]")
+        found = f"{array.dtype} values from {array.min():g} to {array.max():g}"
+        raise IhdmError(f"{path} holds {found}; expected uint8, or floating point in [0, 1]")
     return array
 
 
@@ -188,7 +189,7 @@ def _hub(name: str) -> Splits:
     try:
         import datasets
     except ImportError as error:
-        raise UsageError(f"{name} is on the Hugging Face hub; install ihdm[hf] to download it") from error
+        raise UsageError(f"{name} is on the Hugging Face hub; to download it, pip install datasets") from error
     try:
         loaded = datasets.load_dataset(name)
     except Exception as error:  # the hub's client raises many kinds; each is a failed download
