@@ -43,7 +43,7 @@ def main() -> None:
         flops = batch * options.levels * measure.forward_flops(lambda c=model_config: build_network(c), shape)  # type: ignore[misc]
         images = torch.randint(0, 256, (64, *shape), dtype=torch.uint8)
         model = Model.from_images(model_config, images).to(device).eval()
-        precision = choose_precision("auto", device)
+        precision = choose_precision("auto", device, shape[1] * shape[2])
         chain = lambda m=model, p=precision, b=batch: m.sample(b, batch_size=b, precision=p)  # noqa: E731
         ours = measure.milliseconds(chain, device, options.repeats, warmup=1) / options.levels
         memory = measure.peak_bytes(device)

@@ -45,9 +45,11 @@ def test_a_run_folder_holds_what_the_design_says(tiny_config, tiny_images, tmp_p
     assert Model.from_pretrained(run / "model").config.steps == 6
 
 
-@pytest.mark.parametrize("stops", [[3], [1, 2, 5]])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tiny_config, tiny_images, tmp_path, stops):
-    tiny_config = tiny_config.with_settings(["network.dropout=0.2", "data.flip=true", "trainer.batch_size=5"])
+@pytest.mark.parametrize(("stops", "precision"), [([3], "float32"), ([1, 2, 5], "float32"), ([2], "bf16")])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tiny_config, tiny_images, tmp_path, stops, precision):
+    tiny_config = tiny_config.with_settings(
+        ["network.dropout=0.2", "data.flip=true", "trainer.batch_size=5", f"engine.precision={precision}"]
+    )
     whole = train(tiny_config, tiny_images, tmp_path / "whole").run
     for stop in [*stops, 6]:
         part = train(tiny_config.with_settings([f"trainer.steps={stop}"]), tiny_images, tmp_path / "part").run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 import shlex
@@ -100,7 +101,7 @@ def sample(
         same_noise: use the same noise for all: same shapes, different colours (small grey images hardly differ then)
         batch_size: images computed at a time
         device: where to compute; auto: the GPU if there is one
-        precision: of the network; auto: bf16 on a GPU that has it
+        precision: of the network; auto: bf16 where it is faster
     """
     if n < 1 or batch_size < 1:
         raise UsageError("--n and --batch-size must be at least 1")
@@ -116,9 +117,9 @@ def sample(
     from ihdm.model import Model
 
     place = choose_device(device)
-    options: dict[str, Any] = {"delta_ratio": delta_ratio, "same_start": same_start, "same_noise": same_noise}
-    options["precision"] = choose_precision(precision, place)
     loaded = Model.from_pretrained(model).to(place)
+    options: dict[str, Any] = {"delta_ratio": delta_ratio, "same_start": same_start, "same_noise": same_noise}
+    options["precision"] = choose_precision(precision, place, math.prod(loaded.config.shape[1:]))
     if grid or out:
         images = loaded.sample(n, seed, batch_size=batch_size, progress=True, **options)
         if grid:

@@ -104,7 +104,7 @@ class EngineConfig:
     """How the arithmetic is done."""
 
     device: Device = setting(AUTO, "where to compute; auto: the GPU if there is one")
-    precision: Precision = setting(AUTO, "of the network; auto: bf16 on a GPU that has it")
+    precision: Precision = setting(AUTO, "of the network; auto: bf16 where it is faster")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from ihdm.config import Device, Precision
 from ihdm.errors import UsageError
 from ihdm.processes import Network
 
+LEAST_BF16_PIXELS = 24 * 24  # smaller images are no faster in bfloat16 on a CPU (docs/design.md)
+
 
 def choose_device(name: Device = "auto") -> torch.device:
     """The device by name; "auto" is the GPU if there is one."""
@@ -25,11 +27,23 @@ def choose_device(name: Device = "auto") -> torch.device:
     return torch.device(available[0] if name == "auto" else name)
 
 
-def choose_precision(name: Precision, device: torch.device) -> torch.dtype:
-    """bfloat16 where the GPU computes in it, float32 elsewhere, unless the user says otherwise."""
-    if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
-    return {"float32": torch.float32, "bf16": torch.bfloat16}[name]
+def choose_precision(name: Precision, device: torch.device, pixels: int) -> torch.dtype:
+    """What the network computes in for images of so many pixels: bfloat16 where it is faster, unless told otherwise.
+
+    The choice does not depend on timing, so that the same command gives the same result.
+    """
+    if name != "auto":
+        return {"float32": torch.float32, "bf16": torch.bfloat16}[name]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    native = device.type == "cpu" and _cpu_computes_in_bf16()
+    return torch.bfloat16 if native and pixels >= LEAST_BF16_PIXELS else torch.float32
+
+
+def _cpu_computes_in_bf16() -> bool:
+    """Whether the processor has instructions for it, without which bfloat16 is only a detour."""
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # absent from some versions of torch
+    return any(getattr(torch.cpu, check, lambda: False)() for check in checks)
 
 
 def inference(network: nn.Module, precision: torch.dtype = torch.float32) -> Network:

@@ -40,7 +40,7 @@ class Trainer:
         check_run(run, config)
         self.config, self.images, self.run = config, images, run
         device = choose_device(config.engine.device)
-        self.precision = choose_precision(config.engine.precision, device)
+        self.precision = choose_precision(config.engine.precision, device, math.prod(images.shape[1:]))
         AcceleratorState._reset_state()  # accelerate would refuse a second run in this process with another precision
         self.accelerator = Accelerator(
             cpu=device.type == "cpu",

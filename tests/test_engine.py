@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ihdm import engine
+from ihdm.engine import choose_device, choose_precision, inference, peak_memory
+from ihdm.errors import UsageError
+from ihdm.network import UNet
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("native", "pixels", "expected"),
+    [(True, 28 * 28, torch.bfloat16), (True, 8 * 8, torch.float32), (False, 256 * 256, torch.float32)],
+)
+def test_a_cpu_uses_bf16_where_it_pays(monkeypatch, native, pixels, expected):
+    monkeypatch.setattr(engine, "_cpu_computes_in_bf16", lambda: native)
+    assert choose_precision("auto", CPU, pixels) == expected
+    assert choose_precision("float32", CPU, pixels) == torch.float32
+    assert choose_precision("bf16", CPU, pixels) == torch.bfloat16
+
+
+def test_a_device_that_is_not_there_is_refused():
+    assert choose_device("cpu") == CPU
+    if not torch.cuda.is_available():
+        with pytest.raises(UsageError, match=r"available: .*cpu"):
+            choose_device("cuda")
+
+
+def test_inference_agrees_with_the_network_and_leaves_it_as_it_was():
+    torch.manual_seed(0)
+    network = UNet(1, 1, channels=8, multipliers=(1, 2), blocks=1, attention=(1,), dropout=0.5).train()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    u, k = torch.randn(3, 1, 8, 8), torch.tensor([1, 2, 3])
+    plain, lower = inference(network)(u, k), inference(network, torch.bfloat16)(u, k)
+    assert network.training
+    torch.testing.assert_close(plain, network.eval()(u, k))
+    assert lower.dtype == torch.float32
+    assert 0 < (lower - plain).norm() / plain.norm() < 0.03
+
+
+def test_peak_memory_counts_what_is_alive_at_once():
+    def work() -> None:
+        a = torch.empty(1000, device="meta")
+        b = a + 1
+        del a
+        c = b + 1
+        del b, c
+
+    assert peak_memory(work) == 2 * 4000
