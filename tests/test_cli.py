@@ -173,9 +173,10 @@ def test_info_of_a_preset_and_of_a_model(model, capsys):
     main(["info", "cifar10", "--set", "network.resample=conv", "--set", "process.K=50"])
     text = capsys.readouterr().out
     assert "61,060,867 parameters" in text and "K = 50" in text and "sigma_B 0.5 to 24" in text
+    assert "400,000 steps of 128 images" in text and "with 128 images at a time" in text
     main(["info", model])
     text = capsys.readouterr().out
-    assert "7 steps on blobs" in text and "1 x 8 x 8" in text and "to sample 16 images" in text
+    assert "7 steps on blobs" in text and "1 x 8 x 8" in text and "with 16 images at a time" in text
 
 
 def test_demo_makes_its_pictures_and_trains_only_once(tmp_path, capsys):
@@ -204,3 +205,11 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
     done = subprocess.run([*words, "--set", f"trainer.steps={step + 2}"], capture_output=True, text=True)
     assert f"going on from step {step:,}" in done.stdout, done.stderr
     assert "done" in done.stdout
+
+
+def test_running_out_of_memory_says_what_helps(model, capsys, monkeypatch):
+    def exhausted(*words, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(Model, "sample", exhausted)
+    refused(["sample", "model"], 1, "trainer.accumulate", capsys)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ihdm.config import load_config
+from ihdm.describe import training_memory
 from ihdm.model import build_network
 from ihdm.model_folder import ModelConfig
 from ihdm.network import Attention, Downsample, UNet, Upsample
@@ -63,6 +64,22 @@ def test_every_parameter_gets_a_gradient():
     network = awake(tiny())
     network(torch.randn(2, 1, 8, 8), torch.tensor([1, 2])).square().sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in network.parameters())
+
+
+def test_checkpointing_gives_the_same_gradients_for_less_memory():
+    u, k = torch.randn(4, 1, 16, 16), torch.tensor([1, 2, 3, 4])
+    gradients = []
+    for checkpoint in (False, True):
+        network = awake(tiny(dropout=0.3)).train()
+        network.checkpoint = checkpoint
+        torch.manual_seed(1)
+        network(u, k).square().sum().backward()
+        gradients.append([p.grad for p in network.parameters()])
+    for plain, again in zip(*gradients):
+        torch.testing.assert_close(again, plain)
+    config = load_config("cifar10-small")
+    described = ModelConfig(config.process, config.network, (3, 32, 32))
+    assert training_memory(described, 64, checkpoint=True) < 0.6 * training_memory(described, 64)
 
 
 def test_attention_is_softmax_attention():

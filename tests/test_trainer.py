@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -174,6 +175,22 @@ def test_a_half_written_folder_never_takes_the_place_of_a_whole_one(tmp_path):
     with checkpoint.replaced_folder(target) as folder:
         (folder / "b").write_text("new")
     assert [path.name for path in target.iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize("parts", [2, 3, 8])
+def test_a_batch_in_parts_has_the_gradient_of_the_whole(tiny_config, tiny_images, tmp_path, parts):
+    def loss(network, u_0, generator):
+        return (network(u_0, torch.ones(len(u_0))) - 1).square().flatten(1).sum(1)
+
+    found = []
+    for name, accumulate in (("whole", 1), ("parts", parts)):
+        config = tiny_config.with_settings([f"trainer.accumulate={accumulate}", "network.dropout=0"])
+        trainer = Trainer(config, tiny_images, tmp_path / name)
+        trainer.model.process = SimpleNamespace(loss=loss)
+        total = trainer._backward(torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)))
+        found.append([total, *(p.grad for p in trainer.model.network.parameters() if p.grad is not None)])
+    for whole, part in zip(*found, strict=True):
+        torch.testing.assert_close(part, whole, rtol=1e-4, atol=1e-5)
 
 
 def test_learning_rate_rises_holds_and_falls():

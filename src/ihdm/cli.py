@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from ihdm.config import Config
 
 GIF_IMAGES, GIF_FRAMES = 16, 50
+LESS_MEMORY = (
+    "less is needed with a larger trainer.accumulate or engine.checkpoint=true in training, a smaller --batch-size in "
+    "sampling, smaller images or networks in both; ihdm info says how much"
+)
 
 Settings = Annotated[
     UseAppendAction[tuple[tuple[str, ...], ...]],
@@ -197,7 +201,7 @@ def main(words: list[str] | None = None) -> None:
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not re.search("out of memory|allocate memory", str(error)):
             raise
-        print("ihdm: there is not enough memory; try a smaller batch, network or image size", file=sys.stderr)
+        print(f"ihdm: there is not enough memory; {LESS_MEMORY}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("ihdm: stopped", file=sys.stderr)

@@ -86,6 +86,7 @@ class TrainerConfig:
 
     steps: int = setting(400_000, "optimiser steps", least=1, most=1e12)
     batch_size: int = setting(128, "images per step, over all processes", least=1, most=1e6)
+    accumulate: int = setting(1, "parts in which a batch is computed, one after the other, to save memory", least=1)
     lr: float = setting(2e-4, "learning rate of Adam", above=0)
     warmup: int = setting(5000, "steps over which the learning rate rises from 0", least=0)
     decay: float = setting(0.0, "share of the steps, at the end, over which it falls to 0", least=0, most=1)
@@ -105,6 +106,7 @@ class EngineConfig:
 
     device: Device = setting(AUTO, "where to compute; auto: the GPU if there is one")
     precision: Precision = setting(AUTO, "of the network; auto: bf16 where it is faster")
+    checkpoint: bool = setting(False, "compute activations again for the backward pass: less memory, a third more time")
 
 
 @dataclass(frozen=True)

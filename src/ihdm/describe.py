@@ -18,7 +18,10 @@ def preset(config: Config) -> dict[str, str]:
     shape = image_shape(config.data)
     described = ModelConfig(config.process, config.network, shape)
     trainer = config.trainer
+    part = -(-trainer.batch_size // trainer.accumulate)
+    needed = training_memory(described, part, config.engine.checkpoint)
     return _rows(described) | {
+        "to train": f"about {_bytes(needed)} in float32, with {part} images at a time",
         "data": f"{config.data.source}{', mirrored at random' * config.data.flip}",
         "training": f"{trainer.steps:,} steps of {trainer.batch_size} images, learning rate {trainer.lr:g}",
     }
@@ -44,15 +47,26 @@ def sampling_memory(config: ModelConfig, batch: int) -> int:
     return sum(p.nbytes for p in network.parameters()) + u.nbytes + peak
 
 
+def training_memory(config: ModelConfig, batch: int, checkpoint: bool = False) -> int:
+    """Bytes for weights, gradients, Adam and the average, and for the largest moment of a step in float32."""
+    with torch.device("meta"):
+        network = build_network(config).train()
+        network.checkpoint = checkpoint
+        u, k = torch.empty(batch, *config.shape), torch.ones(batch)
+        peak = peak_memory(lambda: network(u, k).sum().backward())
+    return 4 * sum(p.nbytes for p in network.parameters()) + u.nbytes + peak  # the gradients are in the peak
+
+
 def _rows(config: ModelConfig) -> dict[str, str]:
     channels, *grid = config.shape
     with torch.device("meta"):
         parameters = sum(p.numel() for p in build_network(config).parameters())
+    needed = _bytes(sampling_memory(config, SAMPLE_BATCH))
     return {
         "images": f"{channels} x {' x '.join(map(str, grid))} (channels x height x width)",
         "network": f"{parameters:,} parameters ({_bytes(4 * parameters)}); {_network_words(config)}",
         "process": _process_words(config.process, grid),
-        "memory": f"about {_bytes(sampling_memory(config, SAMPLE_BATCH))} to sample {SAMPLE_BATCH} images in float32",
+        "to sample": f"about {needed} in float32, with {SAMPLE_BATCH} images at a time",
     }
 
 

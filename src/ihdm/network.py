@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 Resample = Literal["pool", "conv"]
@@ -24,7 +25,10 @@ class UNet(nn.Module):
     blocks: residual blocks per resolution going down (one more going up).
     attention: resolutions with attention, counted from the finest: l stands for maps of size / 2^l.
     resample: "pool" averages down and repeats up, as the paper; "conv" adds convolutions, as the authors' code.
+    Set `checkpoint` to keep only what enters each block for the backward pass, and compute the rest again.
     """
+
+    checkpoint = False
 
     def __init__(
         self,
@@ -74,16 +78,21 @@ class UNet(nn.Module):
         h = self.stem(u)
         skips = [h]
         for layer in self.down:
-            h = layer(h, embedding)
+            h = self._through(layer, h, embedding)
             skips.append(h)
         for layer in self.middle:
-            h = layer(h, embedding)
+            h = self._through(layer, h, embedding)
         for layer in self.up:
             if isinstance(layer, Upsample):
                 h = layer(h, size=skips[-1].shape[-2:])
             else:
-                h = layer(torch.cat([h, skips.pop()], dim=1), embedding)
+                h = self._through(layer, torch.cat([h, skips.pop()], dim=1), embedding)
         return self.head(h)
+
+    def _through(self, layer: nn.Module, h: Tensor, embedding: Tensor) -> Tensor:
+        if self.checkpoint and torch.is_grad_enabled():
+            return torch.utils.checkpoint.checkpoint(layer, h, embedding, use_reentrant=False)
+        return layer(h, embedding)
 
 
 class LevelEmbedding(nn.Module):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class Trainer:
             torch.manual_seed(mix_seed(config.trainer.seed, INIT_STREAM))
             self.model = Model.from_images(model_config, resident if device.type == "cuda" else images.train)
         network = self.model.network.to(device)
+        network.checkpoint = config.engine.checkpoint  # type: ignore[assignment]
         self.average = AveragedModel(network, multi_avg_fn=ramped_average(config.trainer.ema)).eval()
         optimizer = torch.optim.Adam(network.parameters(), lr=config.trainer.lr, fused=device.type == "cuda")
         self.network, self.optimizer = self.accelerator.prepare(network, optimizer)
@@ -144,13 +145,23 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config.trainer, self.step)
         u_0 = self.batches.at(self.step, self.generator, rank, ranks)
-        loss = self.model.process.loss(self.network, u_0, self.generator).mean()
         self.optimizer.zero_grad()
-        self.accelerator.backward(loss)
+        loss = self._backward(u_0)
         norm = self.accelerator.clip_grad_norm_(self.network.parameters(), self.config.trainer.clip)
         self.optimizer.step()
         self.average.update_parameters(self.state.network)
-        return loss.detach(), norm
+        return loss, norm
+
+    def _backward(self, u_0: Tensor) -> Tensor:
+        """The mean loss of a batch and its gradient, computed in parts; processes exchange gradients in the last."""
+        parts = u_0.chunk(self.config.trainer.accumulate)
+        total = torch.zeros((), device=u_0.device)
+        for number, part in enumerate(parts, start=1):
+            with contextlib.nullcontext() if number == len(parts) else self.accelerator.no_sync(self.network):
+                loss = self.model.process.loss(self.network, part, self.generator).sum() / len(u_0)
+                self.accelerator.backward(loss)
+                total += loss.detach()
+        return total
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint, or begin the run folder."""
@@ -256,7 +267,7 @@ def ramped_average(decay: float) -> Callable[[Any, Any, Any], None]:
     return update
 
 
-@contextmanager
+@contextlib.contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C or SIGTERM has asked to stop; a second Ctrl-C stops at once."""
     received: list[int] = []
