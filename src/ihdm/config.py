@@ -106,7 +106,7 @@ class EngineConfig:
 
     device: Device = setting(AUTO, "where to compute; auto: the GPU if there is one")
     precision: Precision = setting(AUTO, "of the network; auto: bf16 where it is faster")
-    checkpoint: bool = setting(False, "compute activations again for the backward pass: less memory, a third more time")
+    checkpoint: bool = setting(False, "compute activations again for the backward pass: less memory, more time")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Beyond this length a per-sample matrix costs more, in time and memory, than a fast transform (docs/design.md).
+# Beyond this length a matrix per sample costs more memory than a fast transform and, on a CPU, time (docs/design.md).
 LONGEST_MATRIX_AXIS = 512
 
 
@@ -112,13 +112,13 @@ class _FourierAxis:
         angle = -math.pi * torch.arange(n // 2 + 1).double() / (2 * n)
         scale = torch.full_like(angle, math.sqrt(2 / n))
         scale[0] = math.sqrt(1 / n)
-        self._cosine, self._sine = Constant(scale * angle.cos()), Constant(scale * angle.sin())
-        self._norm = Constant(scale.square())
+        self._forward = Constant(scale * angle.cos()), Constant(scale * angle.sin())
+        self._backward = Constant(angle.cos() / scale), Constant(angle.sin() / scale)
 
     def to_spectrum(self, u: Tensor, dim: int, count: int) -> Tensor:
         u = u.movedim(dim, -1)
         z = torch.fft.rfft(torch.cat([u[..., ::2], u[..., 1::2].flip(-1)], -1))
-        cosine, sine = self._cosine.like(u), self._sine.like(u)
+        cosine, sine = (part.like(u) for part in self._forward)
         low = z.real * cosine - z.imag * sine
         high = -(z.real * sine + z.imag * cosine)[..., 1 : (self.n + 1) // 2].flip(-1)
         return torch.cat([low, high], -1)[..., :count].movedim(-1, dim)
@@ -128,10 +128,7 @@ class _FourierAxis:
         half = self.n // 2
         low = u_hat[..., : half + 1]
         high = torch.cat([torch.zeros_like(u_hat[..., :1]), -u_hat[..., self.n - half :].flip(-1)], -1)
-        cosine, sine = (
-            self._cosine.like(u_hat) / self._norm.like(u_hat),
-            self._sine.like(u_hat) / self._norm.like(u_hat),
-        )
+        cosine, sine = (part.like(u_hat) for part in self._backward)
         z = torch.complex(low * cosine + high * sine, high * cosine - low * sine)
         even, odd = torch.fft.irfft(z, n=self.n).split([self.n - half, half], -1)
         u = torch.empty_like(u_hat)

@@ -100,7 +100,7 @@ class Model(nn.Module):
         same_noise: bool = False,
         precision: torch.dtype = torch.float32,
     ) -> Iterator[tuple[int, Tensor]]:
-        """(k, u_k) for k = K..0: the way of the images that `sample` returns, in one batch, on the CPU."""
+        """(k, u_k) for k = K..0: the path of the images that `sample` returns, in one batch, on the CPU."""
         process = self._process(delta_ratio)
         u_K, noise = self._start(process, torch.arange(n), seed, same_start, same_noise)
         for k, u in trajectory(process, inference(self.network, precision), u_K, noise):

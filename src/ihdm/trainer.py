@@ -116,25 +116,25 @@ class Trainer:
         """Train up to step `end` without waiting for the device in between; the mean loss and the speed."""
         start, first = time.perf_counter(), self.step
         alone = self.accelerator.num_processes == 1
-        losses: list[Tensor] = []
-        norms: list[Tensor] = []
+        losses, norms = [], []
         while self.step < end and not (alone and asked()):
-            for facts, fact in zip((losses, norms), self.train_step()):
-                facts.append(fact)
+            loss, norm = self.train_step()
+            losses.append(loss)
+            norms.append(norm)
             self.step += 1
             bar.update()
         if not losses:
             return {}
-        loss, norm = float(torch.stack(losses).mean()), float(torch.stack(norms).mean())
-        if not math.isfinite(loss):
+        mean_loss, mean_norm = float(torch.stack(losses).mean()), float(torch.stack(norms).mean())
+        if not math.isfinite(mean_loss):
             raise IhdmError(
-                f"training diverged before step {self.step:,} (the loss is {loss}); the last checkpoint is kept. "
+                f"training diverged before step {self.step:,} (the loss is {mean_loss}); the last checkpoint is kept. "
                 f"Try a smaller trainer.lr, a longer trainer.warmup, or another trainer.seed"
             )
         speed = (self.step - first) * self.config.trainer.batch_size / (time.perf_counter() - start)
         rate = learning_rate(self.config.trainer, self.step - 1)
-        bar.set_postfix({"loss": f"{loss:.4g}", "images/s": f"{speed:.0f}"})
-        return {"loss": loss, "gradient_norm": norm, "lr": rate, "images_per_second": round(speed, 1)}
+        bar.set_postfix({"loss": f"{mean_loss:.4g}", "images/s": f"{speed:.0f}"})
+        return {"loss": mean_loss, "gradient_norm": mean_norm, "lr": rate, "images_per_second": round(speed, 1)}
 
     def train_step(self) -> tuple[Tensor, Tensor]:
         """Alg. 1 on one batch, then Adam and the moving average."""

@@ -82,12 +82,6 @@ class LinearSkip:
         scale = self._scale.like(u_k)[k].view(-1, *[1] * (u_k.ndim - 1))
         return self.predict(u_k, k) + scale * network(u_k, k)
 
-    def _rms_error(self, t_fine: Tensor, t_coarse: Tensor) -> float:
-        """c_k, from the times of levels k - 1 and k."""
-        fine, coarse = (torch.exp(t * self.laplacian.eigenvalues) for t in (t_fine, t_coarse))
-        power, variance = self.spectrum.power, self.sigma**2
-        return float((power * fine**2 * variance / (power * coarse**2 + variance)).mean().sqrt())
-
     def predict(self, u_k: Tensor, k: Tensor) -> Tensor:
         """The best linear prediction of u_prev."""
         t, mean, axes, power = (constant.like(u_k) for constant in (self._t, self._mean, self._axes, self._power))
@@ -95,6 +89,12 @@ class LinearSkip:
         gain = power * fine * coarse / (power * coarse.square() + self.sigma**2)
         deviation = _rotate(self.laplacian.to_spectrum(u_k) - coarse * mean, axes)
         return self.laplacian.from_spectrum(fine * mean + _rotate(gain * deviation, axes.mT))
+
+    def _rms_error(self, t_fine: Tensor, t_coarse: Tensor) -> float:
+        """c_k, from the times of levels k - 1 and k."""
+        fine, coarse = (torch.exp(t * self.laplacian.eigenvalues) for t in (t_fine, t_coarse))
+        power, variance = self.spectrum.power, self.sigma**2
+        return float((power * fine**2 * variance / (power * coarse**2 + variance)).mean().sqrt())
 
 
 def _rotate(u_hat: Tensor, axes: Tensor) -> Tensor:
