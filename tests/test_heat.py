@@ -81,6 +81,17 @@ def test_each_sample_has_its_own_time():
         torch.testing.assert_close(together[i : i + 1], laplacian.dissipate(u[i : i + 1], float(t[i])))
 
 
+@pytest.mark.parametrize("grid", [(7,), (6, 6), (5, 9), (3, 4, 6), (LONG, 3)])
+@pytest.mark.parametrize("operator", [GridLaplacian, GaussianFilter, FiniteDifferences])
+def test_several_times_for_each_sample_are_as_one_after_the_other(grid, operator):
+    blur, u = operator(grid), image(grid)
+    t = torch.tensor([[0.3, 2.0], [0.0, 1.0], [2.5, 0.5]]).double()
+    together = blur.dissipate(u, t)
+    assert together.shape == (3, *u.shape)
+    one_by_one = blur.dissipate(torch.cat([u, u, u]), t.flatten())
+    torch.testing.assert_close(together.flatten(0, 1), one_by_one, rtol=1e-9, atol=1e-12)
+
+
 def test_dissipation_is_differentiable_in_image_and_time():
     laplacian = GridLaplacian((4, 3))
     u = image((4, 3), channels=1).requires_grad_()

@@ -7,13 +7,16 @@ App. C.6 discusses; all three blur with `dissipate(u, t)`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 # Beyond this length a matrix per sample costs more memory than a fast transform and, on a CPU, time (docs/design.md).
 LONGEST_MATRIX_AXIS = 512
+
+Operator = Callable[[Tensor], Tensor]
 
 
 class Constant:
@@ -40,6 +43,7 @@ class GridLaplacian:
     def __init__(self, grid: Sequence[int]):
         self.grid = _checked_grid(grid)
         self._axes = [_MatrixAxis(n) if n <= LONGEST_MATRIX_AXIS else _FourierAxis(n) for n in self.grid]
+        self._dims = range(-len(self.grid), 0)
         self._eigenvalues = Constant(_outer_sum([axis.eigenvalues.value for axis in self._axes]))
 
     def __repr__(self) -> str:
@@ -58,27 +62,26 @@ class GridLaplacian:
     def to_spectrum(self, u: Tensor, lowest: Sequence[int] | None = None) -> Tensor:
         """u_hat = V^T u (Eq. 2), or only its `lowest` frequencies along each axis, which takes little time."""
         u_hat = _checked_image(u, self.grid)
-        for dim, (axis, count) in enumerate(zip(self._axes, lowest or self.grid), start=2):
+        for dim, axis, count in zip(self._dims, self._axes, lowest or self.grid):
             u_hat = axis.to_spectrum(u_hat, dim, count)
         return u_hat.to(u.dtype)
 
     def from_spectrum(self, u_hat: Tensor) -> Tensor:
         """u = V u_hat (Eq. 2)."""
         u = _checked_image(u_hat, self.grid)
-        for dim, axis in enumerate(self._axes, start=2):
+        for dim, axis in zip(self._dims, self._axes):
             u = axis.from_spectrum(u, dim)
         return u.to(u_hat.dtype)
 
     def dissipate(self, u: Tensor, t: Tensor | float) -> Tensor:
-        """F(t) u = V exp(t eigenvalues) V^T u (Eq. 2), with one time for all samples or one per sample.
+        """F(t) u = V exp(t eigenvalues) V^T u (Eq. 2).
 
-        exp separates over the axes, so each is blurred by itself.
+        t: one time for all samples, one for each, (B,), or several for each, (L, B), which give (L, B, C, *grid).
+        exp separates over the axes, so each is blurred by itself; axes of the same length share their operator.
         """
-        blurred = _checked_image(u, self.grid)
-        times = _times(blurred, t)
-        for dim, axis in enumerate(self._axes, start=2):
-            blurred = axis.dissipate(blurred, times, dim)
-        return blurred.to(u.dtype)
+        times = _times(u, t)
+        operators = {n: axis.operator(times) for n, axis in zip(self.grid, self._axes)}
+        return _in_turns(operators, _checked_image(u, self.grid), t).to(u.dtype)
 
 
 class _MatrixAxis:
@@ -89,15 +92,16 @@ class _MatrixAxis:
         self._basis = Constant(_cosine_basis(n))
 
     def to_spectrum(self, u: Tensor, dim: int, count: int) -> Tensor:
-        return _along(u, self._basis.like(u)[:, :count].mT, dim)
+        return _along(self._basis.like(u)[:, :count].mT, u, dim)
 
     def from_spectrum(self, u_hat: Tensor, dim: int) -> Tensor:
-        return _along(u_hat, self._basis.like(u_hat), dim)
+        return _along(self._basis.like(u_hat), u_hat, dim)
 
-    def dissipate(self, u: Tensor, t: Tensor, dim: int) -> Tensor:
-        basis = self._basis.like(u)
-        decay = torch.exp(t[..., None, None] * self.eigenvalues.like(u))
-        return _along(u, (basis * decay) @ basis.mT, dim)
+    def operator(self, t: Tensor) -> Operator:
+        """The blur of durations t, (B, L), along the last axis, which becomes the first."""
+        basis = self._basis.like(t)
+        decay = torch.exp(t[..., None, None] * self.eigenvalues.like(t))
+        return partial(_last_to_first, (basis * decay) @ basis.mT)
 
 
 class _FourierAxis:
@@ -135,10 +139,14 @@ class _FourierAxis:
         u[..., ::2], u[..., 1::2] = even, odd.flip(-1)
         return u.movedim(-1, dim)
 
-    def dissipate(self, u: Tensor, t: Tensor, dim: int) -> Tensor:
-        decay = torch.exp(t[..., None] * self.eigenvalues.like(u))
-        decay = decay.view(-1, *[self.n if d == dim else 1 for d in range(1, u.ndim)])
-        return self.from_spectrum(self.to_spectrum(u, dim, self.n) * decay, dim)
+    def operator(self, t: Tensor) -> Operator:
+        """The blur of durations t, (B, L), along the last axis, which becomes the first."""
+
+        def dissipate(u: Tensor) -> Tensor:
+            decay = torch.exp(_broadcast(t, u) * self.eigenvalues.like(u))
+            return self.from_spectrum(self.to_spectrum(u, -1, self.n) * decay, -1).movedim(-1, 2)
+
+        return dissipate
 
 
 class GaussianFilter:
@@ -151,17 +159,18 @@ class GaussianFilter:
         self.grid = _checked_grid(grid)
 
     def dissipate(self, u: Tensor, t: Tensor | float) -> Tensor:
-        """Blur to the width sqrt(2t), with one time for all samples or one per sample."""
-        blurred = _checked_image(u, self.grid)
-        times = _times(blurred, t).clamp_min(torch.finfo(blurred.dtype).tiny)[..., None]
-        for dim, n in enumerate(self.grid, start=2):
-            offset = torch.arange(1 - n, n, device=u.device, dtype=blurred.dtype)
+        """Blur to the width sqrt(2t); t as for the Laplacian."""
+        times = _times(u, t)
+        times = times.clamp_min(torch.finfo(times.dtype).tiny)[..., None]
+        operators: dict[int, Operator] = {}
+        for n in self.grid:
+            offset = torch.arange(1 - n, n, device=u.device, dtype=times.dtype)
             kernel = torch.exp(-offset.square() / (4 * times))
             kernel = kernel / kernel.sum(-1, keepdim=True)
             position = torch.arange(n, device=u.device)
             toeplitz = kernel[..., position[:, None] - position + n - 1]
-            blurred = _along(blurred, toeplitz, dim)
-        return blurred.to(u.dtype)
+            operators[n] = partial(_last_to_first, toeplitz)
+        return _in_turns(operators, _checked_image(u, self.grid), t).to(u.dtype)
 
 
 class FiniteDifferences:
@@ -174,18 +183,17 @@ class FiniteDifferences:
         self.grid = _checked_grid(grid)
 
     def dissipate(self, u: Tensor, t: Tensor | float) -> Tensor:
-        """Integrate the heat equation to time t, with one time for all samples or one per sample."""
-        blurred = _checked_image(u, self.grid)
-        times = _times(blurred, t)
+        """Integrate the heat equation to time t; t as for the Laplacian."""
+        blurred, times = _checked_image(u, self.grid)[:, None], _times(u, t)
         steps = math.ceil(float(times.max()) * 2 * len(self.grid))
-        dt = (times / max(steps, 1)).view(-1, *[1] * (u.ndim - 1))
+        dt = _broadcast(times / max(steps, 1), blurred)
         for _ in range(steps):
             blurred = blurred + dt * self._laplacian(blurred)
-        return blurred.to(u.dtype)
+        return _without_times(blurred, t).to(u.dtype)
 
     def _laplacian(self, u: Tensor) -> Tensor:
         total = torch.zeros_like(u)
-        for dim, n in enumerate(self.grid, start=2):
+        for dim, n in zip(range(-len(self.grid), 0), self.grid):
             first, last = u.narrow(dim, 0, 1), u.narrow(dim, n - 1, 1)
             flux = torch.cat([first, u, last], dim).diff(dim=dim)
             total = total + flux.diff(dim=dim)
@@ -211,22 +219,50 @@ def _outer_sum(axes: list[Tensor]) -> Tensor:
     return total.double()
 
 
-def _along(u: Tensor, matrix: Tensor, dim: int) -> Tensor:
-    """Multiply along one dimension by a matrix, shared (n, n) or one per sample (B, n, n)."""
-    if matrix.ndim == 3:
-        matrix = matrix.view(len(matrix), *[1] * (u.ndim - 3), *matrix.shape[1:])
-    if dim == u.ndim - 1:
-        return u @ matrix.mT
-    if dim == u.ndim - 2:
-        return matrix @ u
-    return (u.movedim(dim, -1) @ matrix.mT).movedim(-1, dim)
-
-
 def _times(u: Tensor, t: Tensor | float) -> Tensor:
-    times = torch.as_tensor(t, device=u.device, dtype=u.dtype)
-    if times.ndim > 1 or (times.ndim == 1 and len(times) != len(u)):
+    """Times (B, L), L for each sample of u, or (1, 1) for all, in its precision but no lower than float32."""
+    times = torch.as_tensor(t, device=u.device, dtype=torch.promote_types(u.dtype, torch.float32))
+    if times.ndim > 2 or (times.ndim > 0 and times.shape[-1] != len(u)):
         raise ValueError(f"t has shape {tuple(times.shape)}; expected one time, or one for each of {len(u)} samples")
-    return times
+    return times.view(1, 1) if times.ndim == 0 else times.view(-1, len(u)).T
+
+
+def _in_turns(operators: dict[int, Operator], u: Tensor, t: Tensor | float) -> Tensor:
+    """Apply the operator for its length to each axis of u, (B, C, *grid): to the last, which becomes the first."""
+    shared = torch.as_tensor(t).ndim == 0  # then the channels of all samples are blurred as those of one
+    blurred = u.flatten(0, 1)[None, None] if shared else u[:, None]
+    for n in reversed(u.shape[2:]):
+        blurred = operators[n](blurred)
+    blurred = blurred.movedim(-1, 2)
+    return (blurred[0, 0].unflatten(0, u.shape[:2]) if shared else _without_times(blurred, t)).contiguous()
+
+
+def _without_times(blurred: Tensor, t: Tensor | float) -> Tensor:
+    """(B, L, C, *grid) as the user wants it: (L, B, C, *grid) for several times, (B, C, *grid) for one."""
+    return blurred.movedim(1, 0) if isinstance(t, Tensor) and t.ndim == 2 else blurred[:, 0]
+
+
+def _broadcast(times: Tensor, u: Tensor) -> Tensor:
+    """Times (B, L), with ones added so that they go with u, (B, L, ...)."""
+    return times.view(*times.shape, *[1] * (u.ndim - 2))
+
+
+def _last_to_first(matrices: Tensor, u: Tensor) -> Tensor:
+    """Multiply the last axis of u, (B, L, ..., n) or (B, 1, ..., n), by matrices (B, L, n, n), and put it third.
+
+    Products that turn their operand need no copy of it, and all L read it once.
+    """
+    rows = u.flatten(2, -2).mT
+    if rows.shape[1] == matrices.shape[1]:
+        product = matrices @ rows
+    else:
+        product = (matrices.flatten(1, 2) @ rows[:, 0]).unflatten(1, matrices.shape[1:3])
+    return product.unflatten(3, u.shape[2:-1])
+
+
+def _along(matrix: Tensor, u: Tensor, dim: int) -> Tensor:
+    """Multiply along one dimension by a matrix."""
+    return (u.movedim(dim, -1) @ matrix.mT).movedim(-1, dim)
 
 
 def _checked_grid(grid: Sequence[int]) -> tuple[int, ...]:
