@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ihdm.config import Config, NetworkConfig
 from ihdm.model import build_schedule
+from ihdm.network import Norm
 
 
 def use(checkout: str | Path) -> None:
@@ -63,9 +64,7 @@ def build_network(config: NetworkConfig, shape: tuple[int, int, int]) -> nn.Modu
     """Their U-Net; the number of groups of its normalisation is ours where it has too few channels for 32."""
     import model_code.unet as unet
 
-    from ihdm.network import group_norm
-
-    unet.normalization = group_norm
+    unet.normalization = lambda width: nn.GroupNorm(Norm(width).num_groups, width)
     data = SimpleNamespace(image_size=shape[1], num_channels=shape[0])
     return unet.UNetModel(SimpleNamespace(model=network_namespace(config), data=data))
 

@@ -12,10 +12,10 @@ import ihdm
 ROOT = Path(ihdm.__file__).parent
 
 FLOORS = [  # a module imports from its own floor or those before it
-    {"errors", "heat", "schedule", "noise", "network"},
-    {"prior", "processes", "sampler", "config", "pictures"},
+    {"errors", "heat", "schedule", "noise", "kernels", "pixels"},
+    {"network", "prior", "processes", "sampler", "config", "pictures"},
     {"data", "engine", "checkpoint"},
-    {"model_folder"},
+    {"memory", "model_folder"},
     {"model"},
     {"run"},
     {"trainer", "describe"},

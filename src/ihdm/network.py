@@ -2,6 +2,9 @@
 
 Residual blocks with GroupNorm and SiLU, the level k added in each as a sinusoidal embedding, attention on the coarse
 feature maps. Any number of channels and any height and width: odd sizes are rounded up going down, cut going up.
+
+Where vectors (biases, weights of normalisations) are given for each image, (B, C) instead of (C,), the GPU's kernels do
+the work: that is how `engine.py` asks for them.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor, nn
+
+from ihdm import kernels
 
 Resample = Literal["pool", "conv"]
 
@@ -42,6 +47,7 @@ class UNet(nn.Module):
         resample: Resample = "pool",
     ):
         super().__init__()
+        self.dropout = dropout
         embedding = 4 * channels
         widths = [channels * multiplier for multiplier in multipliers]
         coarsest = len(widths) - 1
@@ -50,7 +56,7 @@ class UNet(nn.Module):
             return Block(width_in, width, embedding, dropout, attend=level in attention)
 
         self.embed_level = LevelEmbedding(channels, embedding)
-        self.stem = nn.Conv2d(channels_in, widths[0], 3, padding=1)
+        self.stem = Conv(channels_in, widths[0])
         self.down = nn.ModuleList()
         width, skips = widths[0], [widths[0]]
         for level in range(len(widths)):
@@ -71,28 +77,80 @@ class UNet(nn.Module):
                 width = widths[level]
             if level > 0:
                 self.up.append(Upsample(width, resample))
-        self.head = nn.Sequential(group_norm(width), nn.SiLU(), _zeroed(nn.Conv2d(width, channels_out, 3, padding=1)))
+        self.head_norm = Norm(width, silu=True)
+        self.head = Conv(width, channels_out, zero=True)
 
     def forward(self, u: Tensor, k: Tensor) -> Tensor:
-        embedding = self.embed_level(k)
+        settings = iter(self._settings(k))
         h = self.stem(u)
         skips = [h]
         for layer in self.down:
-            h = self._through(layer, h, embedding)
+            h = self._through(layer, next(settings), h) if isinstance(layer, Block) else layer(h)
             skips.append(h)
-        for layer in self.middle:
-            h = self._through(layer, h, embedding)
+        for block in self.middle:
+            h = self._through(block, next(settings), h)
         for layer in self.up:
-            if isinstance(layer, Upsample):
-                h = layer(h, size=skips[-1].shape[-2:])
+            if isinstance(layer, Block):
+                h = self._through(layer, next(settings), h, skips.pop())
             else:
-                h = self._through(layer, torch.cat([h, skips.pop()], dim=1), embedding)
-        return self.head(h)
+                h = layer(h, size=skips[-1].shape[-2:])
+        return self.head(self.head_norm([h])[0])
 
-    def _through(self, layer: nn.Module, h: Tensor, embedding: Tensor) -> Tensor:
-        if self.checkpoint and torch.is_grad_enabled():
-            return torch.utils.checkpoint.checkpoint(layer, h, embedding, use_reentrant=False)
-        return layer(h, embedding)
+    def _settings(self, k: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        """For each block what its level adds to each channel, in one product for all, and a seed for its dropout."""
+        blocks = [layer for layer in (*self.down, *self.middle, *self.up) if isinstance(layer, Block)]
+        weight = torch.cat([block.level.weight for block in blocks])
+        level_bias = torch.cat([block.level.bias for block in blocks], -1)
+        enter_bias = torch.cat([block.enter.bias for block in blocks], -1)
+        shifts = F.linear(self.embed_level(k), weight) + level_bias + enter_bias
+        by_block = shifts.split([block.level.out_features for block in blocks], dim=1)
+        if not (self.training and self.dropout):
+            return [(shift, None) for shift in by_block]
+        seeds = torch.randint(2**31, (len(blocks), 2), device=k.device)  # in pairs, so that each starts at 16 bytes
+        return list(zip(by_block, seeds[:, 0].unbind()))
+
+    def _through(self, block: nn.Module, settings: tuple[Tensor, Tensor | None], *parts: Tensor) -> Tensor:
+        if not (self.checkpoint and torch.is_grad_enabled()):
+            return block(*settings, *parts)
+        weights: dict[str, Tensor] = dict(block.named_parameters())  # as they are now; they may be others later
+
+        def run(*inputs: Tensor) -> Tensor:
+            return torch.func.functional_call(block, weights, inputs)
+
+        return torch.utils.checkpoint.checkpoint(run, *settings, *parts, use_reentrant=False)
+
+
+class Conv(nn.Conv2d):
+    """A convolution of 3x3 pixels, to whose result a residual may be added."""
+
+    bias: Tensor
+
+    def __init__(self, width_in: int, width: int, stride: int = 1, zero: bool = False):
+        super().__init__(width_in, width, 3, stride, padding=1)
+        _zero(self, zero)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None, its_bias: Tensor | None = None) -> Tensor:
+        bias = self.bias if its_bias is None else self.bias + its_bias
+        if bias.ndim == 2:
+            return kernels.add(self.without_bias(x), bias, residual)
+        return _sum(F.conv2d(x, self.weight, bias, self.stride, self.padding), residual)
+
+    def without_bias(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight, None, self.stride, self.padding)
+
+
+class Mix(nn.Linear):
+    """A linear map of each pixel's channels, to whose result a residual may be added."""
+
+    def __init__(self, width_in: int, width: int, zero: bool = False):
+        super().__init__(width_in, width)
+        _zero(self, zero)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if self.bias.ndim == 2:
+            return kernels.add(_image(F.linear(_pixels(x), self.weight), x), self.bias, residual)
+        h = _image(super().forward(_pixels(x)), x)
+        return h if residual is None else residual + h  # in the memory order of the residual
 
 
 class LevelEmbedding(nn.Module):
@@ -101,14 +159,41 @@ class LevelEmbedding(nn.Module):
     def __init__(self, channels: int, width: int):
         super().__init__()
         self.channels = channels
-        self.mlp = nn.Sequential(nn.Linear(channels, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU())
+        self.first, self.second = nn.Linear(channels, width), nn.Linear(width, width)
 
     def forward(self, k: Tensor) -> Tensor:
-        half = self.channels // 2
+        half, dtype = self.channels // 2, self.first.weight.dtype
         exponent = torch.arange(half, device=k.device, dtype=torch.float32) / half
         angle = k.float()[:, None] * torch.exp(-math.log(10000) * exponent)
-        waves = torch.cat([angle.cos(), angle.sin()], dim=1)
-        return self.mlp(F.pad(waves, (0, self.channels - 2 * half)))
+        h = F.pad(torch.cat([angle.cos(), angle.sin()], dim=1), (0, self.channels - 2 * half))
+        for layer in (self.first, self.second):
+            h = F.silu(F.linear(h.to(dtype), layer.weight) + layer.bias)
+        return h.to(dtype)
+
+
+class Norm(nn.GroupNorm):
+    """GroupNorm of feature maps side by side, then SiLU and dropout where asked.
+
+    At most 32 groups, as the paper; of four channels or more where the network is narrow.
+    """
+
+    def __init__(self, width: int, silu: bool = False, dropout: float = 0.0):
+        super().__init__(max(g for g in range(1, 33) if width % g == 0 and (g == 1 or width // g >= 4)), width)
+        self.silu, self.dropout = silu, dropout
+
+    def forward(  # type: ignore[override]
+        self, parts: Sequence[Tensor], shift: Tensor | None = None, seed: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """The result, and the feature maps again, to go on with; shift (B, C) is added to them first."""
+        if self.weight.ndim == 2:
+            options = self.num_groups, self.eps, self.silu, shift, self.dropout, seed
+            return kernels.norm(parts, self.weight, self.bias, *options)
+        x = parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
+        h = x if shift is None else x + shift[:, :, None, None]
+        wide = h if h.device.type == "cpu" else h.float()  # a CPU computes in float32 by itself
+        y = F.group_norm(wide, self.num_groups, self.weight, self.bias, self.eps).to(x.dtype)
+        y = F.silu(y, inplace=not y.requires_grad) if self.silu else y
+        return F.dropout(y, self.dropout, seed is not None), x
 
 
 class Block(nn.Module):
@@ -116,17 +201,38 @@ class Block(nn.Module):
 
     def __init__(self, width_in: int, width: int, embedding: int, dropout: float, attend: bool = False):
         super().__init__()
-        self.enter = nn.Sequential(group_norm(width_in), nn.SiLU(), nn.Conv2d(width_in, width, 3, padding=1))
+        self.enter_norm = Norm(width_in, silu=True)
+        self.enter = Conv(width_in, width)
         self.level = nn.Linear(embedding, width)
-        self.leave = nn.Sequential(
-            group_norm(width), nn.SiLU(), nn.Dropout(dropout), _zeroed(nn.Conv2d(width, width, 3, padding=1))
-        )
-        self.skip = nn.Identity() if width_in == width else nn.Conv2d(width_in, width, 1)
-        self.attention = Attention(width) if attend else nn.Identity()
+        self.leave_norm = Norm(width, silu=True, dropout=dropout)
+        self.leave = Conv(width, width, zero=True)
+        self.skip = Skip(width_in, width) if width_in != width else None
+        self.attention = Attention(width) if attend else None
 
-    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        h = self.enter(x) + self.level(embedding)[:, :, None, None]
-        return self.attention(self.skip(x) + self.leave(h))
+    def forward(self, shift: Tensor, seed: Tensor | None, *parts: Tensor) -> Tensor:
+        """x is given in parts, to be joined along the channels; shift (B, C) is that of the level, and enter's bias."""
+        y, *parts = self.enter_norm(parts)
+        y, _ = self.leave_norm([self.enter.without_bias(y)], shift, seed)
+        h = self.leave(y, parts[0]) if self.skip is None else self.leave(y, self.skip(parts), self.skip.bias)
+        return h if self.attention is None else self.attention(h)
+
+
+class Skip(nn.Conv2d):
+    """A linear map of each pixel's channels, which may come in parts; its bias is left to whoever adds the result."""
+
+    bias: Tensor
+
+    def __init__(self, width_in: int, width: int):
+        super().__init__(width_in, width, 1)
+
+    def forward(self, parts: Sequence[Tensor]) -> Tensor:  # type: ignore[override]
+        if len(parts) == 1:
+            return F.conv2d(parts[0], self.weight)
+        weights = self.weight.flatten(1).split([part.shape[1] for part in parts], dim=1)
+        h = _pixels(parts[0]).flatten(0, 1) @ weights[0].T
+        for part, weight in zip(parts[1:], weights[1:]):
+            h = torch.addmm(h, _pixels(part).flatten(0, 1), weight.T)
+        return _image(h.unflatten(0, (len(parts[0]), -1)), parts[0])
 
 
 class Attention(nn.Module):
@@ -134,15 +240,14 @@ class Attention(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        self.norm = group_norm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.project = _zeroed(nn.Linear(width, width))
+        self.norm = Norm(width)
+        self.qkv = Mix(width, 3 * width)
+        self.project = Mix(width, width, zero=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        pixels = self.norm(x).flatten(2).transpose(1, 2)
-        q, k, v = self.qkv(pixels)[:, None].chunk(3, dim=-1)
-        attended = F.scaled_dot_product_attention(q, k, v)[:, 0]
-        return x + self.project(attended).transpose(1, 2).view_as(x)
+        y, x = self.norm([x])
+        q, k, v = _pixels(self.qkv(y)).chunk(3, dim=-1)
+        return self.project(_image(_attended(q, k, v), x), x)
 
 
 class Downsample(nn.Module):
@@ -150,14 +255,12 @@ class Downsample(nn.Module):
 
     def __init__(self, width: int, resample: Resample):
         super().__init__()
-        self.op = (
-            nn.Conv2d(width, width, 3, stride=2, padding=1)
-            if resample == "conv"
-            else nn.AvgPool2d(2, ceil_mode=True, count_include_pad=False)
-        )
+        self.conv = Conv(width, width, stride=2) if resample == "conv" else None
 
-    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
-        return self.op(x)
+    def forward(self, x: Tensor) -> Tensor:
+        if self.conv is None:
+            return F.avg_pool2d(x, 2, ceil_mode=True, count_include_pad=False)
+        return self.conv(x)
 
 
 class Upsample(nn.Module):
@@ -165,22 +268,49 @@ class Upsample(nn.Module):
 
     def __init__(self, width: int, resample: Resample):
         super().__init__()
-        self.op = nn.Conv2d(width, width, 3, padding=1) if resample == "conv" else nn.Identity()
+        self.conv = Conv(width, width) if resample == "conv" else None
 
     def forward(self, x: Tensor, size: Sequence[int]) -> Tensor:
-        x = F.interpolate(x, scale_factor=2, mode="nearest")
-        return self.op(x[..., : size[0], : size[1]])
+        if self.conv is None or size[0] % 2 or size[1] % 2:
+            x = F.interpolate(x, scale_factor=2, mode="nearest")[..., : size[0], : size[1]]
+            return x if self.conv is None else self.conv(x)
+        # Repeating pixels and convolving is one transposed convolution, with 4/9 of the arithmetic.
+        kernel = 4 * F.avg_pool2d(self.conv.weight.flip(2, 3), 2, stride=1, padding=1)
+        h = F.conv_transpose2d(x, kernel.transpose(0, 1), stride=2, padding=1)
+        return kernels.add(h, self.conv.bias) if self.conv.bias.ndim == 2 else h + self.conv.bias[:, None, None]
 
 
-def group_norm(width: int) -> nn.GroupNorm:
-    """At most 32 groups, as the paper; of four channels or more where the network is narrow."""
-    groups = max(g for g in range(1, 33) if width % g == 0 and (g == 1 or width // g >= 4))
-    return nn.GroupNorm(groups, width)
+def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(width)) v, for pixels (B, L, width).
+
+    There is no fast kernel for heads that are wide (on a GPU) or for few pixels (on a CPU): then it is better to
+    write the attention matrix to memory, if it is not too large.
+    """
+    images, length, width = q.shape
+    if (width > 256 and images * length**2 <= 2**31) if q.is_cuda else length <= 64:
+        return torch.softmax(torch.bmm(q * width**-0.5, k.mT), dim=-1) @ v
+    return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
 
 
-def _zeroed(layer: nn.Conv2d | nn.Linear) -> nn.Module:
-    """Start at zero, so that a residual branch starts as the identity."""
-    nn.init.zeros_(layer.weight)
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
-    return layer
+def _sum(h: Tensor, residual: Tensor | None) -> Tensor:
+    """h + residual, in the place of h where no gradient needs it."""
+    if residual is None:
+        return h
+    return h + residual if h.requires_grad else h.add_(residual)
+
+
+def _pixels(x: Tensor) -> Tensor:
+    """(B, C, H, W) as (B, H W, C), without a copy if the memory is in that order already."""
+    return x.flatten(2).transpose(1, 2)
+
+
+def _image(pixels: Tensor, like: Tensor) -> Tensor:
+    """The reverse of `_pixels`, for feature maps of the same height and width as `like`."""
+    return pixels.transpose(1, 2).unflatten(2, like.shape[2:])
+
+
+def _zero(layer: nn.Conv2d | nn.Linear, zero: bool) -> None:
+    """Let a residual branch start as the identity, if asked."""
+    if zero:
+        for parameter in layer.parameters():
+            nn.init.zeros_(parameter)

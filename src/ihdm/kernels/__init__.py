@@ -1,0 +1,219 @@
+"""GPU kernels for what surrounds the convolutions: normalisation, activation, dropout, biases and residuals.
+
+Between convolutions a U-Net only moves memory, so what counts is how often each feature map is read and written.
+Here normalisation, SiLU and dropout are one pass; they read feature maps that lie side by side without joining
+them; and their backward pass adds the gradient of the residual branch on the way. `network.py` holds the same
+mathematics in plain PyTorch, and a test compares the two.
+
+Feature maps are (B, C, H, W) in channels_last memory: pixel by pixel, all channels together. Vectors that act on
+channels are given for each image, (B, C), though all rows are the same: so their gradients need no sum over images
+here, which is done for all vectors of the network together (`engine.Lowered`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WHOLE = 16_384  # elements: up to so many, a program holds all pixels of its channels in registers
+TILE = 4096  # elements that it holds otherwise
+CHUNK = 1024  # pixels of a large map that it goes through
+
+_COMPILING = ContextVar("compiling", default=False)
+
+
+def usable(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels can run there; on the meta device they only make their outputs, to count memory."""
+    there = device.type == "meta" or (device.type == "cuda" and find_spec("triton") is not None)
+    return there and dtype == torch.bfloat16
+
+
+def norm(
+    parts: Sequence[Tensor],
+    weight: Tensor,
+    bias: Tensor,
+    groups: int,
+    eps: float,
+    silu: bool,
+    shift: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """y = dropout(silu(group_norm(parts joined along the channels + shift))), and the parts again.
+
+    shift: (B, C), added to every pixel; seed: one integer that determines the dropout.
+    Whoever goes on with the returned parts gets their gradient added to the normalisation's in the same pass.
+    """
+    dropout = 0.0 if seed is None else dropout
+    return _Norm.apply(shift, weight, bias, seed, groups, eps, silu, dropout, *parts)
+
+
+def add(h: Tensor, bias: Tensor, x: Tensor | None = None) -> Tensor:
+    """h + bias + x, the bias (B, C) added to every pixel."""
+    return _Add.apply(h, bias, x)
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        shift: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        seed: Tensor | None,
+        groups: int,
+        eps: float,
+        silu: bool,
+        dropout: float,
+        *parts: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        parts = tuple(_channels_last(part) for part in parts)
+        work = _Work(parts, groups, silu, dropout)
+        y = _empty_image(parts[0], work.channels)
+        stats, sums = weight.new_empty(2, work.images, groups), work.new_sums(2, weight)
+        if sums is not None:
+            work.launch("norm_sums", parts[0], parts[-1], sums)
+        vectors = (shift, 0 if shift is None else shift.stride(0), weight, bias, seed)
+        outputs = (y, stats, sums, eps)
+        work.launch("norm_forward", parts[0], parts[-1], *vectors, *outputs, **work.activation, maxnreg=128)
+        ctx.save_for_backward(shift, weight, bias, seed, stats, *parts)
+        ctx.work = work
+        return (y, *parts)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *residual: Tensor | None) -> tuple[Tensor | None, ...]:
+        shift, weight, bias, seed, stats, *parts = ctx.saved_tensors
+        added: list[Any] = [None]
+        if any(part is not None for part in residual):
+            added = [torch.zeros_like(x) if dx is None else _channels_last(dx) for x, dx in zip(parts, residual)]
+        dx = [torch.empty_like(part) for part in parts]
+        dweight, dbias = weight.new_empty(weight.shape), bias.new_empty(bias.shape)
+        dshift = None if shift is None else shift.new_empty(shift.shape)
+        sums = ctx.work.new_sums(3, weight)
+        work, vectors = ctx.work, (shift, 0 if shift is None else shift.stride(0), weight, bias, seed)
+        inputs = (parts[0], parts[-1], *vectors, stats, _channels_last(dy))
+        if sums is not None:
+            work.launch("norm_backward_sums", *inputs, sums, **work.activation)
+        outputs = (dx[0], dx[-1], dshift, dweight, dbias)
+        work.launch("norm_backward", *inputs, added[0], added[-1], *outputs, sums, **work.activation)
+        return dshift, dweight, dbias, None, None, None, None, None, *dx
+
+
+class _Add(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, bias: Tensor, x: Tensor | None) -> Tensor:
+        h, x = _channels_last(h), None if x is None else _channels_last(x)
+        total = torch.empty_like(h)
+        channels, pixels = h.shape[1], len(h) * h[0, 0].numel()
+        columns = min(64, _power_of_two(channels))
+        grid = (-(-channels // columns) * -(-pixels * columns // TILE),)
+        _launch("add", grid, h, bias, x, total, pixels, channels, ROWS=TILE // columns, COLUMNS=columns)
+        ctx.residual = x is not None
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, dtotal: Tensor) -> tuple[Tensor | None, ...]:
+        dtotal = _channels_last(dtotal)
+        images, channels, pixels = len(dtotal), dtotal.shape[1], dtotal[0, 0].numel()
+        chunks = -(-pixels // CHUNK)
+        dbias = dtotal.new_empty(images, chunks, channels, dtype=torch.float32)
+        columns = min(32, _power_of_two(channels))
+        rows = min(TILE // columns, _power_of_two(pixels))
+        chunk = min(CHUNK, rows * -(-pixels // rows))
+        grid = (-(-channels // columns), images, chunks)
+        _launch("sum_pixels", grid, dtotal, dbias, pixels, channels, CHUNK=chunk, ROWS=rows, COLUMNS=columns)
+        return dtotal, dbias.sum(1) if chunks > 1 else dbias[:, 0], dtotal if ctx.residual else None
+
+
+class _Work:
+    """How normalising is divided: a program takes some groups of one image, and all its pixels or a chunk of them."""
+
+    def __init__(self, parts: Sequence[Tensor], groups: int, silu: bool, dropout: float):
+        self.images = len(parts[0])
+        widths, pixels = [part.shape[1] for part in parts], parts[0].shape[2] * parts[0].shape[3]
+        self.channels = sum(widths)
+        size = self.channels // groups
+        slots, rows = _power_of_two(size), _power_of_two(pixels)
+        columns = max(slots, 16, min(64, WHOLE // 2 // rows))
+        self.whole = rows * columns <= WHOLE
+        at_once = (columns if self.whole else max(slots, 64)) // slots
+        while groups % at_once:
+            at_once //= 2
+        rows = rows if self.whole else min(CHUNK, max(1, TILE // (at_once * slots)))
+        self.chunks = 1 if self.whole else -(-pixels // CHUNK)
+        self.grid = (groups // at_once, self.images, self.chunks)
+        self.options = {
+            "PIXELS": pixels,
+            "C1": widths[0],
+            "C2": self.channels - widths[0],
+            "SIZE": size,
+            "SLOTS": slots,
+            "GROUPS": at_once,
+            "ROWS": rows,
+            "CHUNK": rows if self.whole else CHUNK,
+            "num_warps": 4 if self.whole and rows * at_once * slots <= WHOLE // 2 else 8,
+        }
+        self.activation = {
+            "SILU": silu,
+            "DROPOUT": dropout > 0,
+            "threshold": min(int(dropout * 2**32), 2**32 - 1),
+            "scale": 1 / (1 - dropout),
+        }
+
+    def new_sums(self, count: int, like: Tensor) -> Tensor | None:
+        """Space for each chunk's sums; none is needed where one program sees all pixels."""
+        return None if self.whole else like.new_empty(count, self.images, self.chunks, self.channels)
+
+    def launch(self, name: str, *arguments: Any, **options: Any) -> None:
+        _launch(name, self.grid, *arguments, **self.options, **options)
+
+
+def _launch(name: str, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Start a kernel; on the meta device there is nothing to do, except within `compile_ahead`."""
+    if arguments[0].is_meta and not _COMPILING.get():
+        return
+    from ihdm.kernels import programs  # imports Triton, which takes a second
+
+    kernel = getattr(programs, name)
+    if arguments[0].is_meta:
+        described = (argument.dtype if isinstance(argument, Tensor) else argument for argument in arguments)
+        kernel.warmup(*described, grid=grid, **options)
+    else:
+        with torch.cuda.device_of(arguments[0]):
+            kernel[grid](*arguments, **options)
+
+
+@contextlib.contextmanager
+def compile_ahead() -> Iterator[None]:
+    """Compile the kernels that are met within on the meta device, side by side, which is faster than one by one."""
+    import triton
+
+    mode = getattr(triton, "AsyncCompileMode", None)  # as of Triton 3.4
+    with ThreadPoolExecutor() as threads, mode(threads) if mode else contextlib.nullcontext():
+        before = _COMPILING.set(mode is not None)
+        try:
+            yield
+        finally:
+            _COMPILING.reset(before)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _empty_image(like: Tensor, channels: int) -> Tensor:
+    size = (len(like), channels, *like.shape[2:])
+    return torch.empty(size, memory_format=torch.channels_last, dtype=like.dtype, device=like.device)
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << (n - 1).bit_length()

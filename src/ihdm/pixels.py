@@ -1,0 +1,16 @@
+"""The two scales of pixels: whole numbers 0..255 outside, [0, 1] inside."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def to_unit(images: Tensor) -> Tensor:
+    """uint8 pixels as float32 in [0, 1], the scale of u_0."""
+    return images.float() / 255
+
+
+def to_bytes(images: Tensor) -> Tensor:
+    """Pixels in [0, 1], or a little beyond, as uint8: the reverse of `to_unit`."""
+    return (images.clamp(0, 1) * 255).round().to(torch.uint8)

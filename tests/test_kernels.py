@@ -1,0 +1,135 @@
+"""The GPU kernels against plain PyTorch: on a GPU if there is one, else in Triton's interpreter if it is installed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are defined
+pytest.importorskip("triton")
+
+from ihdm import kernels
+from ihdm.network import UNet
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPES = [  # widths of the parts, groups, height and width
+    ((8,), 2, (4, 4)),
+    ((128,), 32, (8, 8)),
+    ((40, 24), 16, (7, 5)),  # groups across the border between parts
+    ((48,), 4, (6, 6)),  # groups that are no power of two
+    ((32, 64), 8, (33, 35)),  # more pixels than fit into one program
+    ((16,), 4, (40, 40)),  # a last chunk that is not full
+    ((4,), 1, (64, 64)),  # fewer channels than a program takes
+    ((34,), 1, (32, 32)),  # one chunk that does not fit at once
+]
+ALL = [(torch.float32, 2e-6, True, True)]
+MORE = [(torch.bfloat16, 6e-3, True, True), (torch.float32, 2e-6, False, True), (torch.float32, 2e-6, False, False)]
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    assert (found.double() - expected).norm() <= tolerance * expected.norm() + 1e-30
+
+
+def leaf(*shape: int, dtype=torch.bfloat16) -> Tensor:
+    return torch.randn(*shape).to(DEVICE, dtype).requires_grad_()
+
+
+def feature_map(*shape: int, dtype=torch.bfloat16) -> Tensor:
+    x = torch.randn(*shape).to(DEVICE, dtype) * 2 + torch.randn(shape[1], 1, 1, device=DEVICE, dtype=dtype)
+    return x.contiguous(memory_format=torch.channels_last).requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [*itertools.product(SHAPES, ALL), *itertools.product([SHAPES[2], SHAPES[5]], MORE)],
+)
+def test_norm_and_its_gradients(shape, options):
+    (widths, groups, size), (dtype, tolerance, shifted, silu) = shape, options
+    torch.manual_seed(0)
+    parts = [feature_map(3, width, *size, dtype=dtype) for width in widths]
+    weight, bias = leaf(sum(widths), dtype=torch.float32), leaf(sum(widths), dtype=torch.float32)
+    shift = leaf(3, sum(widths), dtype=dtype) if shifted else None
+    y, *again = kernels.norm(parts, weight.expand(3, -1), bias.expand(3, -1), groups, 1e-5, silu, shift)
+    outputs = [y, *again] if not shifted else [y]
+    pull = [torch.randn_like(output) for output in outputs]
+    inputs = [*parts, weight, bias, *([shift] if shifted else [])]
+    found = torch.autograd.grad(outputs, inputs, pull)
+
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    x = torch.cat(exact[: len(parts)], 1)
+    z = F.group_norm(x + exact[-1][:, :, None, None] if shifted else x, groups, *exact[len(parts) : len(parts) + 2])
+    expected_y = F.silu(z) if silu else z
+    expected_outputs = [expected_y, *exact[: len(parts)]] if not shifted else [expected_y]
+    expected = torch.autograd.grad(expected_outputs, exact, [p.double() for p in pull])
+    close(y, expected_y, tolerance)
+    for one, other in zip(found, expected):
+        close(one, other, tolerance)
+
+
+def test_the_mean_of_a_channel_may_be_far_from_zero():
+    x = (1000 + torch.randn(2, 8, 40, 40)).to(DEVICE).contiguous(memory_format=torch.channels_last)
+    one, zero = torch.ones(2, 8, device=DEVICE), torch.zeros(2, 8, device=DEVICE)
+    y, _ = kernels.norm([x], one, zero, 2, 1e-5, False)
+    close(y, F.group_norm(x.double(), 2), 1e-4)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (40, 40)])
+def test_dropout_is_a_function_of_the_seed_and_its_gradient_knows_what_was_dropped(size):
+    x = feature_map(4, 16, *size, dtype=torch.float32)
+    weight, bias = (torch.rand(16, device=DEVICE).expand(4, -1) for _ in range(2))
+
+    def dropped(seed: int) -> Tensor:
+        return kernels.norm([x], weight, bias, 4, 1e-5, True, None, 0.25, torch.tensor(seed, device=DEVICE))[0]
+
+    full, _ = kernels.norm([x], weight, bias, 4, 1e-5, True)
+    y = dropped(5)
+    kept = y != 0
+    torch.testing.assert_close(y[kept], full[kept] / 0.75)
+    assert torch.equal(y, dropped(5))
+    assert 0.5 < (dropped(6) != 0)[kept].float().mean() < 0.9
+    assert abs(kept.float().mean() - 0.75) < 5 * (0.25 * 0.75 / kept.numel()) ** 0.5
+
+    pull = torch.randn_like(y)
+    (found,) = torch.autograd.grad(y, x, pull)
+    (expected,) = torch.autograd.grad(full, x, pull * kept / 0.75)
+    torch.testing.assert_close(found, expected)
+
+
+def test_add_and_its_gradients():
+    h, x, bias = feature_map(3, 12, 5, 7), feature_map(3, 12, 5, 7), leaf(12)
+    total = kernels.add(h, bias.expand(3, -1), x)
+    close(total, h.double() + x.double() + bias.double()[:, None, None], 4e-3)
+    dh, dx, dbias = torch.autograd.grad(total, [h, x, bias], torch.ones_like(total))
+    assert dh.eq(1).all()
+    assert dx.eq(1).all()
+    assert dbias.eq(105).all()
+    close(kernels.add(h, bias.expand(3, -1)), h.double() + bias.double()[:, None, None], 4e-3)
+
+
+@pytest.mark.parametrize(
+    ("size", "resample", "checkpoint"), [((7, 10), "pool", False), ((7, 10), "conv", True), ((8, 8), "conv", False)]
+)
+def test_a_network_with_kernels_is_the_plain_network(size, resample, checkpoint):
+    torch.manual_seed(0)
+    network = UNet(2, 2, channels=8, multipliers=(1, 2, 3), blocks=1, attention=(1,), dropout=0, resample=resample)
+    network = network.to(DEVICE, memory_format=torch.channels_last)
+    network.checkpoint = checkpoint
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    u, k = torch.randn(2, 2, *size, device=DEVICE), torch.tensor([1, 5], device=DEVICE)
+    weights = dict(network.named_parameters())
+    per_image = {name: weight.expand(2, -1) if weight.ndim == 1 else weight for name, weight in weights.items()}
+    results = []
+    for given in (weights, per_image):
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            output = torch.func.functional_call(network, given, (u, k))
+            gradients = torch.autograd.grad(output.square().sum(), list(weights.values()))
+        results.append([output, *gradients])
+    for plain, fused in zip(*results, strict=True):
+        close(fused, plain.double(), 1e-5)
