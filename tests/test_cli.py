@@ -211,5 +211,9 @@ def test_running_out_of_memory_says_what_helps(model, capsys, monkeypatch):
     def exhausted(*words, **options):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(Model, "sample", exhausted)
+    monkeypatch.setattr(Model, "_start", exhausted)
+    refused(
+        ["sample", "model", "--batch-size", "40"], 1, "not enough memory for 40 images at a time; 20 should", capsys
+    )
+    monkeypatch.setattr(Model, "from_pretrained", exhausted)
     refused(["sample", "model"], 1, "trainer.accumulate", capsys)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from ihdm.config import DataConfig
 from ihdm.data import evenly_spaced, image_shape, load_images
-from ihdm.data.batches import Batches
+from ihdm.data.batches import Batches, mirrored
 from ihdm.data.images import fit
 from ihdm.errors import IhdmError, UsageError
 
@@ -297,9 +297,8 @@ def test_evenly_spaced_numbers():
     assert evenly_spaced(0, 5).tolist() == []
 
 
-def batches(n=10, batch=4, flip=False, images=None):
-    images = torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1) if images is None else images
-    return Batches(images, batch, seed=3, flip=flip, device=torch.device("cpu"))
+def batches(n=10, batch=4):
+    return Batches(torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1), batch, seed=3, device=torch.device("cpu"))
 
 
 def test_every_epoch_visits_every_image_once():
@@ -309,15 +308,14 @@ def test_every_epoch_visits_every_image_once():
     assert numbers[:10].tolist() != numbers[10:20].tolist()
 
 
-def test_batches_larger_than_the_set_and_shared_between_processes(generator):
+def test_batches_larger_than_the_set_and_shared_between_processes():
     assert sorted(batches(n=3, batch=6).numbers(5).tolist()) == [0, 0, 1, 1, 2, 2]
-    whole = batches().at(7, generator)
-    parts = [batches().at(7, generator, rank, 2) for rank in (0, 1)]
+    whole = batches().at(7)
+    parts = [batches().at(7, rank, 2) for rank in (0, 1)]
     assert torch.equal(torch.stack(parts, 1).flatten(0, 1), whole)
 
 
 def test_half_of_the_images_are_mirrored(generator):
-    image = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2).repeat(2000, 1, 1, 1)
-    u_0 = batches(batch=2000, flip=True, images=image).at(0, generator)
+    u_0 = mirrored(torch.tensor([0.0, 1.0]).view(1, 1, 1, 2).repeat(2000, 1, 1, 1), generator)
     assert 900 < int(u_0[:, 0, 0, 0].sum()) < 1100
     assert torch.equal(u_0.sum(-1), torch.ones(2000, 1, 1))

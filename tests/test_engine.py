@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ihdm import engine
-from ihdm.engine import choose_device, choose_precision, inference, peak_memory
+from ihdm.engine import _PerImage, choose_device, choose_precision, inference, lowered
 from ihdm.errors import UsageError
 from ihdm.network import UNet
 
@@ -42,12 +42,26 @@ def test_inference_agrees_with_the_network_and_leaves_it_as_it_was():
     assert 0 < (lower - plain).norm() / plain.norm() < 0.03
 
 
-def test_peak_memory_counts_what_is_alive_at_once():
-    def work() -> None:
-        a = torch.empty(1000, device="meta")
-        b = a + 1
-        del a
-        c = b + 1
-        del b, c
+def test_a_lowered_network_learns_as_the_network_does_up_to_rounding():
+    torch.manual_seed(0)
+    network = UNet(1, 1, channels=8, multipliers=(1, 2), blocks=1, attention=(1,), dropout=0)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    assert lowered(network, torch.float32) is network
+    u, k = torch.randn(3, 1, 8, 8), torch.tensor([1, 2, 3])
+    gradients = []
+    for answering in (network, lowered(network, torch.bfloat16)):
+        answer = answering(u, k)
+        assert answer.dtype == torch.float32
+        gradients.append(torch.autograd.grad(answer.square().sum(), list(network.parameters())))
+    for exact, lower in zip(*gradients):
+        assert lower.dtype == torch.float32
+        assert (lower - exact).norm() < 0.05 * exact.norm() + 1e-3
 
-    assert peak_memory(work) == 2 * 4000
+
+def test_vectors_for_each_image_have_the_gradient_of_the_vector():
+    one, two = torch.randn(3, requires_grad=True), torch.randn(5, requires_grad=True)
+    pulls = torch.randn(4, 3), torch.randn(4, 5)
+    found = torch.autograd.grad(_PerImage.apply(4, one, two), (one, two), pulls)
+    for gradient, pull in zip(found, pulls):
+        torch.testing.assert_close(gradient, pull.sum(0))

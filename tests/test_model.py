@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ihdm import model as model_module
 from ihdm.errors import IhdmError
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
@@ -43,6 +44,19 @@ def test_image_i_does_not_depend_on_the_batch(model):
     torch.testing.assert_close(model.sample(7, seed=3, batch_size=2), whole, atol=1e-5, rtol=0)
     torch.testing.assert_close(model.sample(3, seed=3), whole[:3], atol=1e-5, rtol=0)
     assert not torch.allclose(model.sample(3, seed=4), whole[:3], atol=1e-2)
+
+
+def test_batches_are_the_samples_in_8_bits(model):
+    batches = list(model.sample_batches(7, seed=3, batch_size=3))
+    assert [len(batch) for batch in batches] == [3, 3, 1]
+    assert all(batch.dtype == torch.uint8 for batch in batches)
+    off = torch.cat(batches).float() - model.sample(7, seed=3) * 255
+    assert off.abs().max() < 0.51
+
+
+def test_batches_are_of_equal_size_and_no_larger_than_pays_off(model, monkeypatch):
+    monkeypatch.setitem(model_module.MOST_PIXELS, "cpu", 64 * 10)
+    assert [model.batch_size(n) for n in (0, 1, 10, 11, 25)] == [1, 1, 10, 6, 9]
 
 
 def test_shared_start_and_shared_noise(model):

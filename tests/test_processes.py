@@ -87,10 +87,9 @@ def test_a_step_is_the_mean_plus_delta_noise():
     heat, u_k = process(), images(3)
     eps, answer = torch.randn(u_k.shape).double(), torch.randn(u_k.shape).double()
     network = Spy(answer)
-    torch.testing.assert_close(heat.step(network, u_k, 4, eps), u_k + answer + 0.07 * eps)
-    torch.testing.assert_close(heat.step(network, u_k, 4, None), u_k + answer)
+    torch.testing.assert_close(heat.step(network, u_k, torch.tensor(4), eps), u_k + answer + 0.07 * eps)
     assert network.k.tolist() == [4, 4, 4]
-    torch.testing.assert_close(replace(heat, delta=0.0).step(network, u_k, 4, eps), u_k + answer)
+    torch.testing.assert_close(replace(heat, delta=0.0).step(network, u_k, torch.tensor(4), eps), u_k + answer)
 
 
 @pytest.mark.parametrize("name", ["sigma", "delta"])

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ihdm import checkpoint
+from ihdm import checkpoint, memory
 from ihdm.config import TrainerConfig
 from ihdm.errors import IhdmError, UsageError
 from ihdm.model import Model
-from ihdm.trainer import Trainer, learning_rate, ramped_average
+from ihdm.trainer import Trainer, averaging, averaging_weight, learning_rate
 
 
 def train(config, images, run) -> Trainer:
@@ -187,10 +187,25 @@ def test_a_batch_in_parts_has_the_gradient_of_the_whole(tiny_config, tiny_images
         config = tiny_config.with_settings([f"trainer.accumulate={accumulate}", "network.dropout=0"])
         trainer = Trainer(config, tiny_images, tmp_path / name)
         trainer.model.process = SimpleNamespace(loss=loss)
-        total = trainer._backward(torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)))
+        total = trainer._gradients(tiny_images.train[:8])
         found.append([total, *(p.grad for p in trainer.model.network.parameters() if p.grad is not None)])
     for whole, part in zip(*found, strict=True):
         torch.testing.assert_close(part, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_a_batch_that_does_not_fit_is_answered_with_one_that_does(tiny_config, tiny_images, tmp_path, monkeypatch):
+    config = tiny_config.with_settings(["trainer.batch_size=8", "trainer.accumulate=2"])
+    trainer = Trainer(config, tiny_images, tmp_path / "run")
+
+    def exhausted():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    trainer.train_step = exhausted
+    with pytest.raises(IhdmError, match=r"4 images at a time; 2 should fit, with --set trainer\.accumulate=4"):
+        trainer.train()
+    monkeypatch.setattr(memory, "all_bytes", lambda device: 10)
+    with pytest.raises(IhdmError, match=r"1 should fit, with --set trainer\.accumulate=8; 1 with --set engine\.checkp"):
+        trainer.train()
 
 
 def test_learning_rate_rises_holds_and_falls():
@@ -204,9 +219,16 @@ def test_learning_rate_rises_holds_and_falls():
 
 def test_the_average_follows_the_ramp():
     """Against the recursion written out: decay min(d, (1 + n) / (10 + n)) with n updates before."""
-    update, value, average = ramped_average(0.5), [torch.zeros(2)], [torch.ones(2)]
-    expected = 1.0
-    for n in range(1, 12):
-        update(average, value, torch.tensor(n))
-        expected *= min(0.5, (1 + n) / (10 + n))
-        torch.testing.assert_close(average[0], torch.full((2,), expected))
+    average, network = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    optimizer = averaging(average, network)
+    expected = [p.detach().clone() for p in average.parameters()]
+    for n in range(12):
+        with torch.no_grad():
+            for current in network.parameters():
+                current.add_(torch.randn_like(current))
+        optimizer.param_groups[0]["lr"] = torch.tensor(averaging_weight(TrainerConfig(ema=0.5), n))
+        optimizer.step()
+        decay = min(0.5, (1 + n) / (10 + n)) if n else 0.0
+        expected = [decay * old + (1 - decay) * new for old, new in zip(expected, network.parameters())]
+        for found, wanted in zip(average.parameters(), expected):
+            torch.testing.assert_close(found, wanted)

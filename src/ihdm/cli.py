@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -53,9 +52,11 @@ def train(
     if config.process.sigma == 0:
         print("warning: without noise (process.sigma=0) the reverse process is unstable (App. C.5)", file=sys.stderr)
     from ihdm.data import load_images
+    from ihdm.engine import keep_freed_memory
     from ihdm.run import check_run
     from ihdm.trainer import Trainer
 
+    keep_freed_memory()
     check_run(run, config)
     images = load_images(config.data)
     trainer = Trainer(config, images, run)
@@ -87,7 +88,7 @@ def sample(
     out: Annotated[Path | None, arg(metavar="FOLDER")] = None,
     same_start: bool = False,
     same_noise: bool = False,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     device: Device = "auto",
     precision: Precision = "auto",
 ) -> None:
@@ -103,11 +104,11 @@ def sample(
         out: an empty folder for the images, one PNG each
         same_start: grow all images from one blurred image: same colours, different shapes
         same_noise: use the same noise for all: same shapes, different colours (small grey images hardly differ then)
-        batch_size: images computed at a time
+        batch_size: images computed at a time; default: as many as are computed fast and fit into memory
         device: where to compute; auto: the GPU if there is one
         precision: of the network; auto: bf16 where it is faster
     """
-    if n < 1 or batch_size < 1:
+    if n < 1 or (batch_size is not None and batch_size < 1):
         raise UsageError("--n and --batch-size must be at least 1")
     if delta_ratio is not None and not 0 <= delta_ratio < float("inf"):
         raise UsageError(f"--delta-ratio cannot be negative: {delta_ratio}")
@@ -117,20 +118,24 @@ def sample(
         grid = Path("samples.png")
     _check_outputs(grid, gif, out)
     from ihdm import pictures
-    from ihdm.engine import choose_device, choose_precision
+    from ihdm.engine import choose_device, choose_precision, keep_freed_memory, placed
     from ihdm.model import Model
 
+    keep_freed_memory()
     place = choose_device(device)
-    loaded = Model.from_pretrained(model).to(place)
+    loaded = placed(Model.from_pretrained(model), place)
     options: dict[str, Any] = {"delta_ratio": delta_ratio, "same_start": same_start, "same_noise": same_noise}
     options["precision"] = choose_precision(precision, place, math.prod(loaded.config.shape[1:]))
     if grid or out:
-        images = loaded.sample(n, seed, batch_size=batch_size, progress=True, **options)
-        if grid:
-            pictures.grid(images).save(grid)
-        if out:
-            for i, image in enumerate(images):
+        batches = loaded.sample_batches(n, seed, batch_size=batch_size, progress=True, **options)
+        shown = []
+        for i, image in enumerate(itertools.chain.from_iterable(batches)):
+            if out:
                 pictures.plain(image).save(out / f"{i:06d}.png")
+            if grid:
+                shown.append(image)
+        if grid:
+            pictures.grid(shown).save(grid)
     if gif:
         from tqdm import tqdm
 
@@ -173,7 +178,9 @@ def demo(out: Annotated[Path, arg(metavar="FOLDER")] = Path("demo"), settings: S
         out: the folder for everything
     """
     from ihdm.demo import run_demo
+    from ihdm.engine import keep_freed_memory
 
+    keep_freed_memory()
     run_demo(out, itertools.chain(*settings))
 
 
@@ -199,7 +206,9 @@ def main(words: list[str] | None = None) -> None:
         print(f"ihdm: {error}", file=sys.stderr)
         sys.exit(1)
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not re.search("out of memory|allocate memory", str(error)):
+        from ihdm.memory import ran_out
+
+        if not ran_out(error):
             raise
         print(f"ihdm: there is not enough memory; {LESS_MEMORY}", file=sys.stderr)
         sys.exit(1)

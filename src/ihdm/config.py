@@ -106,6 +106,7 @@ class EngineConfig:
 
     device: Device = setting(AUTO, "where to compute; auto: the GPU if there is one")
     precision: Precision = setting(AUTO, "of the network; auto: bf16 where it is faster")
+    compile: bool = setting(True, "on a GPU, compiled kernels and recorded steps; false starts sooner, then is slower")
     checkpoint: bool = setting(False, "compute activations again for the backward pass: less memory, more time")
 
 

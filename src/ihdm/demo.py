@@ -8,9 +8,10 @@ from pathlib import Path
 
 from ihdm import pictures
 from ihdm.config import load_config
-from ihdm.data import evenly_spaced, load_images, to_unit
+from ihdm.data import evenly_spaced, load_images
 from ihdm.errors import IhdmError
 from ihdm.model import Model
+from ihdm.pixels import to_unit
 from ihdm.run import check_run
 from ihdm.trainer import Trainer
 

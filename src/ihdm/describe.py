@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
+from ihdm import memory
 from ihdm.config import Config, ProcessConfig
 from ihdm.data import image_shape
-from ihdm.engine import peak_memory
 from ihdm.model import Model, build_network, build_schedule
 from ihdm.model_folder import ModelConfig
 
@@ -19,9 +22,10 @@ def preset(config: Config) -> dict[str, str]:
     described = ModelConfig(config.process, config.network, shape)
     trainer = config.trainer
     part = -(-trainer.batch_size // trainer.accumulate)
-    needed = training_memory(described, part, config.engine.checkpoint)
+    build = partial(build_network, described, config.engine.checkpoint)
+    words = _memory_words(lambda precision: memory.to_train(build, shape, part, precision))
     return _rows(described) | {
-        "to train": f"about {_bytes(needed)} in float32, with {part} images at a time",
+        "to train": f"about {words}, with {part} images at a time",
         "data": f"{config.data.source}{', mirrored at random' * config.data.flip}",
         "training": f"{trainer.steps:,} steps of {trainer.batch_size} images, learning rate {trainer.lr:g}",
     }
@@ -37,37 +41,22 @@ def model(name: str) -> dict[str, str]:
     }
 
 
-def sampling_memory(config: ModelConfig, batch: int) -> int:
-    """Bytes for the weights and for the largest moment of one network evaluation in float32; nothing is computed."""
-    with torch.device("meta"):
-        network = build_network(config).eval()
-        u, k = torch.empty(batch, *config.shape), torch.ones(batch)
-        with torch.no_grad():
-            peak = peak_memory(lambda: network(u, k))
-    return sum(p.nbytes for p in network.parameters()) + u.nbytes + peak
-
-
-def training_memory(config: ModelConfig, batch: int, checkpoint: bool = False) -> int:
-    """Bytes for weights, gradients, Adam and the average, and for the largest moment of a step in float32."""
-    with torch.device("meta"):
-        network = build_network(config).train()
-        network.checkpoint = checkpoint
-        u, k = torch.empty(batch, *config.shape), torch.ones(batch)
-        peak = peak_memory(lambda: network(u, k).sum().backward())
-    return 4 * sum(p.nbytes for p in network.parameters()) + u.nbytes + peak  # the gradients are in the peak
-
-
 def _rows(config: ModelConfig) -> dict[str, str]:
     channels, *grid = config.shape
     with torch.device("meta"):
         parameters = sum(p.numel() for p in build_network(config).parameters())
-    needed = _bytes(sampling_memory(config, SAMPLE_BATCH))
+    build = partial(build_network, config)
+    words = _memory_words(lambda precision: memory.to_sample(build, config.shape, SAMPLE_BATCH, precision))
     return {
         "images": f"{channels} x {' x '.join(map(str, grid))} (channels x height x width)",
         "network": f"{parameters:,} parameters ({_bytes(4 * parameters)}); {_network_words(config)}",
         "process": _process_words(config.process, grid),
-        "to sample": f"about {needed} in float32, with {SAMPLE_BATCH} images at a time",
+        "to sample": f"about {words}, with {SAMPLE_BATCH} images at a time",
     }
+
+
+def _memory_words(needed: Callable[[torch.dtype], int]) -> str:
+    return f"{_bytes(needed(torch.bfloat16))} in bf16 on a GPU, {_bytes(needed(torch.float32))} in float32"
 
 
 def _network_words(config: ModelConfig) -> str:

@@ -1,20 +1,26 @@
-"""How the arithmetic is done: devices, precision, memory."""
+"""How the arithmetic is done: devices, precision, recorded steps."""
 
 from __future__ import annotations
 
 import contextlib
-import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+import copy
+import ctypes
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.func import functional_call
 
+from ihdm import kernels
 from ihdm.config import Device, Precision
 from ihdm.errors import UsageError
 from ihdm.processes import Network
 
+Module = TypeVar("Module", bound=nn.Module)
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 LEAST_BF16_PIXELS = 24 * 24  # smaller images are no faster in bfloat16 on a CPU (docs/design.md)
 
 
@@ -25,6 +31,18 @@ def choose_device(name: Device = "auto") -> torch.device:
     if name != "auto" and name not in available:
         raise UsageError(f"this machine has no device {name!r}; available: {', '.join(available)}")
     return torch.device(available[0] if name == "auto" else name)
+
+
+def keep_freed_memory() -> None:
+    """Let a process on Linux keep the memory that it frees, for its own use, instead of returning it each time.
+
+    On a CPU large feature maps otherwise come as fresh pages from the system (docs/performance.md).
+    It is for programs to call, not for libraries: the setting is that of the whole process.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:  # it is glibc's
+        mallopt(M_MMAP_THRESHOLD, 2**30)
+        mallopt(M_TRIM_THRESHOLD, 2**30)
 
 
 def choose_precision(name: Precision, device: torch.device, pixels: int) -> torch.dtype:
@@ -46,60 +64,167 @@ def _cpu_computes_in_bf16() -> bool:
     return any(getattr(torch.cpu, check, lambda: False)() for check in checks)
 
 
-def inference(network: nn.Module, precision: torch.dtype = torch.float32) -> Network:
-    """The network for use without gradients or dropout, computing in `precision`, answering in float32."""
-    lower = precision != torch.float32
+class Lowered(nn.Module):
+    """A network that computes in `precision` from float32 weights, and answers in float32."""
+
+    def __init__(self, network: nn.Module, precision: torch.dtype, fused: bool = True):
+        super().__init__()
+        self.network, self.precision, self.fused = network, precision, fused
+
+    def forward(self, u: Tensor, k: Tensor) -> Tensor:
+        return self.call(self.weights(), u, k)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights in the precision that is wanted; gradients flow through the conversion."""
+        named = dict(self.network.named_parameters())
+        fused = self.fused and kernels.usable(next(iter(named.values())).device, self.precision)
+        norms = tuple(f"{name}." for name, module in self.network.named_modules() if isinstance(module, nn.GroupNorm))
+        kept = [name for name, p in named.items() if (p.ndim == 1 if fused else name.startswith(norms))]
+        converted = [name for name in named if name not in set(kept)]
+        lower = _Convert.apply(self.precision, *(named[name] for name in converted))
+        return {**{name: named[name] for name in kept}, **dict(zip(converted, lower))}
+
+    def call(self, weights: dict[str, Tensor], u: Tensor, k: Tensor) -> Tensor:
+        """The network with such weights; vectors go to the kernels, which want them for each image."""
+        if self.fused and kernels.usable(u.device, self.precision):
+            vectors = [name for name, weight in weights.items() if weight.ndim == 1]
+            weights = weights | dict(zip(vectors, _PerImage.apply(len(u), *(weights[name] for name in vectors))))
+        return functional_call(self.network, weights, (u.to(self.precision), k)).float()
+
+
+def compile_ahead(network: nn.Module, u: Tensor, precision: torch.dtype) -> None:
+    """Compile the kernels that the network needs for batches like `u`, with gradients if it is being trained."""
+    if not kernels.usable(u.device, precision):
+        return
+    lower = Lowered(copy.deepcopy(network).to("meta"), precision)
+    with kernels.compile_ahead(), torch.set_grad_enabled(network.training):
+        answer = lower(torch.empty_like(u, device="meta"), torch.empty(len(u), device="meta"))
+        if network.training:
+            answer.sum().backward()
+
+
+class _Convert(torch.autograd.Function):
+    """Tensors in another precision, and their gradients back in their own: a few launches for all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, precision: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.like = tensors
+        converted = [torch.empty_like(tensor, dtype=precision) for tensor in tensors]
+        torch._foreach_copy_(converted, list(tensors))
+        return tuple(converted)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        converted = [torch.empty_like(tensor) for tensor in ctx.like]
+        torch._foreach_copy_(converted, list(gradients))
+        return None, *converted
+
+
+class _PerImage(torch.autograd.Function):
+    """Vectors, seen once for each image; their gradients are summed over images in one go."""
+
+    @staticmethod
+    def forward(ctx: Any, images: int, *vectors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(vector.expand(images, -1) for vector in vectors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *torch.cat(gradients, dim=1).sum(0).split([gradient.shape[1] for gradient in gradients])
+
+
+def lowered(network: nn.Module, precision: torch.dtype, fused: bool = True) -> nn.Module:
+    """The network computing in `precision`: itself for float32.
+
+    fused: whether it may use kernels that take some seconds to compile at the first use.
+    """
+    return network if precision == torch.float32 else Lowered(network, precision, fused)
+
+
+def placed(network: Module, device: torch.device) -> Module:
+    """The network on a device, with its weights in the order that its convolutions want."""
+    order = torch.channels_last if device.type == "cuda" else torch.preserve_format
+    return network.to(device=device, memory_format=order)  # type: ignore[call-overload]
+
+
+def inference(network: nn.Module, precision: torch.dtype = torch.float32, fused: bool = True) -> Network:
+    """A copy of the network as it is now, for use without gradients or dropout; it answers in float32."""
+    device = next(network.parameters()).device
+    frozen = placed(copy.deepcopy(network), device).eval().requires_grad_(False)
+    fused = fused and kernels.usable(device, precision)
+    for module in frozen.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if fused and weight.ndim == 1:
+                converted = weight[None]
+            elif isinstance(module, nn.GroupNorm):
+                continue
+            else:
+                converted = weight.to(precision)
+            delattr(module, name)
+            module.register_buffer(name, converted)
 
     def run(u: Tensor, k: Tensor) -> Tensor:
-        with _evaluating(network), torch.inference_mode(), torch.autocast(u.device.type, precision, enabled=lower):
-            return network(u, k).float()
+        with torch.inference_mode():
+            return frozen(u.to(precision), k).float()
 
     return run
 
 
+Work = TypeVar("Work", bound=Callable[..., Tensor])
+
+
+def recorded(work: Work, device: torch.device, generators: Sequence[torch.Generator] = ()) -> Work:
+    """The same function, made faster where that is possible: on a GPU it is replayed from a recording."""
+    return Recorded(work, generators) if device.type == "cuda" else work  # type: ignore[return-value]
+
+
+class Recorded:
+    """A function of tensors on a GPU that is recorded once, as a CUDA graph, and then replayed.
+
+    A replay launches everything at once, which a slow host could not do one by one as fast as the GPU works.
+    The first calls run as usual, so that libraries choose their algorithms; the next one is recorded. What the
+    function does besides returning tensors, such as updating weights, happens at every call. It must not wait for
+    the GPU, and must find the same tensors in the same places each time, other than its arguments.
+    """
+
+    def __init__(self, work: Callable[..., Tensor], generators: Sequence[torch.Generator] = (), warmup: int = 2):
+        self.work, self.generators, self.warmup = work, generators, warmup
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._stream = torch.cuda.Stream()
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        with _choosing_algorithms():
+            if self.warmup > 0:
+                self.warmup -= 1
+                return self._aside(inputs)
+            if self._graph is None:
+                self._record(inputs)
+        for held, given in zip(self._inputs, inputs):
+            held.copy_(given, non_blocking=True)
+        self._graph.replay()  # type: ignore[union-attr]
+        return self._outputs.clone()
+
+    def _aside(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Run on another stream, as recording will."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            outputs = self.work(*inputs)
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return outputs.clone()
+
+    def _record(self, inputs: Sequence[Tensor]) -> None:
+        self._inputs = [given.clone() for given in inputs]
+        self._graph = torch.cuda.CUDAGraph()
+        for generator in self.generators:
+            self._graph.register_generator_state(generator)
+        with torch.cuda.graph(self._graph, stream=self._stream):
+            self._outputs = self.work(*self._inputs)
+
+
 @contextlib.contextmanager
-def _evaluating(network: nn.Module) -> Iterator[None]:
-    """Switch off dropout, for a network that is being trained."""
-    was_training = network.training
-    if was_training:
-        network.eval()
+def _choosing_algorithms() -> Iterator[None]:
+    """Let convolutions be timed to choose how they are computed, and use what was chosen."""
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
     try:
         yield
     finally:
-        if was_training:
-            network.train()
-
-
-def peak_memory(work: Callable[[], Any]) -> int:
-    """The most bytes that tensors made by `work` take up at one time; on the meta device nothing is computed."""
-    with _Peak() as peak:
-        work()
-    return peak.most
-
-
-class _Peak(TorchDispatchMode):
-    """Counts the storages that operators make, until they are freed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.most = 0
-        self._alive: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, Tensor):
-                self._count(tensor.untyped_storage())
-        return result
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key not in self._alive:
-            self._alive.add(key)
-            self.now += size
-            self.most = max(self.most, self.now)
-            weakref.finalize(storage, self._free, key, size)
-
-    def _free(self, key: int, size: int) -> None:
-        self._alive.discard(key)
-        self.now -= size
+        torch.backends.cudnn.benchmark = before

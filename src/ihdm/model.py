@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from ihdm import memory
 from ihdm.config import ProcessConfig
 from ihdm.data import evenly_spaced, unit_batches
-from ihdm.engine import inference
+from ihdm.engine import compile_ahead, inference, recorded
 from ihdm.errors import IhdmError, UsageError
 from ihdm.heat import GridLaplacian
 from ihdm.model_folder import (
@@ -29,15 +32,18 @@ from ihdm.model_folder import (
     write_config,
 )
 from ihdm.network import UNet
-from ihdm.noise import SeededNoise
+from ihdm.noise import Noise, SeededNoise
+from ihdm.pixels import to_bytes
 from ihdm.prior import Prior
 from ihdm.processes import IdentitySkip, InverseHeat, LinearSkip, Spectrum
-from ihdm.sampler import sample, trajectory
+from ihdm.sampler import Step, chain, last, reverse_step
 from ihdm.schedule import Schedule
 
 NETWORK, SPECTRUM = "network.", "spectrum."  # prefixes of the tensors in WEIGHTS
 SPECTRUM_MOST = 20_000  # images that the spectrum is measured on: its power is then known to one percent
 BATCH = 512
+MOST_PIXELS = {"cuda": 2**20, "cpu": 2**16}  # in a batch of samples: more are no faster
+MOST_IMAGES = {"cuda": 2**14, "cpu": 256}
 
 
 class Model(nn.Module):
@@ -68,26 +74,75 @@ class Model(nn.Module):
         delta_ratio: float | None = None,
         same_start: bool = False,
         same_noise: bool = False,
-        batch_size: int = 64,
+        batch_size: int | None = None,
         precision: torch.dtype = torch.float32,
+        compiled: bool = True,
         progress: bool = False,
     ) -> Tensor:
         """n images (n, C, H, W) in [0, 1], on the CPU; image i depends, up to rounding, on the seed and i alone.
 
         delta_ratio: sampling noise in units of sigma, instead of the model's own.
         same_start: all images grow from one blurred image; same_noise: all share their noise, step by step.
+        batch_size: images computed at a time; None: as many as are computed fast and fit into memory.
+        compiled: on a GPU, use compiled kernels and recorded steps, which start some seconds later and are faster.
         """
-        if n < 0 or batch_size < 1:
+        options = delta_ratio, same_start, same_noise, batch_size, precision, compiled, progress
+        batches = self._batches(n, seed, *options)
+        return torch.cat([torch.empty(0, *self.config.shape), *(batch.cpu() for batch in batches)])
+
+    @torch.no_grad()
+    def sample_batches(self, n: int, seed: int = 0, **options: Any) -> Iterator[Tensor]:
+        """The images of `sample`, with its options, in uint8 batches on the CPU: any number in little memory."""
+        for batch in self._batches(n, seed, **options):
+            yield to_bytes(batch).cpu()
+
+    def _batches(
+        self,
+        n: int,
+        seed: int,
+        delta_ratio: float | None = None,
+        same_start: bool = False,
+        same_noise: bool = False,
+        batch_size: int | None = None,
+        precision: torch.dtype = torch.float32,
+        compiled: bool = True,
+        progress: bool = False,
+    ) -> Iterator[Tensor]:
+        """The images in [0, 1], on the model's device. All batches are alike, so that one recorded step serves all."""
+        if n < 0 or (batch_size is not None and batch_size < 1):
             raise ValueError(f"cannot make {n} images in batches of {batch_size}")
-        process = self._process(delta_ratio)
-        network = inference(self.network, precision)
-        images = []
-        with self._bar(n, progress) as bar:
-            for numbers in torch.arange(n).split(batch_size):
-                u_K, noise = self._start(process, numbers, seed, same_start, same_noise)
-                images.append(sample(process, network, u_K, noise).clamp(0, 1).cpu())
-                bar.update(len(numbers))
-        return torch.cat(images) if images else torch.empty(0, *self.config.shape)
+        process, device = self._process(delta_ratio), next(self.network.parameters()).device
+        size = min(batch_size or self.batch_size(n, precision), max(n, 1))
+        numbers = torch.arange(size, device=device)
+        noise = SeededNoise(seed, numbers * 0 if same_noise else numbers, self.config.shape)
+        step = self._step(process, noise, size, precision, compiled)
+        with tqdm(total=n, desc="sampling", unit="image", disable=not progress, leave=False) as bar:
+            for first in range(0, n, size):
+                count = min(size, n - first)
+                with memory.advice(lambda: self._fewer_images(size, precision)):
+                    u_K = self._start(process, numbers, seed, same_start)
+                    images = last(chain(step, u_K, process.K))
+                yield images[:count].clamp(0, 1)
+                bar.update(count)
+                numbers += size  # in place: the recorded step reads these very numbers
+
+    def batch_size(self, n: int, precision: torch.dtype = torch.float32) -> int:
+        """Images to compute at a time, if there are n to make: no more than pays off, and than there is memory for."""
+        device = next(self.network.parameters()).device
+        kind, pixels = "cuda" if device.type == "cuda" else "cpu", math.prod(self.config.shape[1:])
+        most = max(1, min(n, MOST_IMAGES[kind], MOST_PIXELS[kind] // pixels))
+
+        if device.type == "cuda":
+            most = memory.largest_batch(self._needed(precision), most, memory.free_bytes(device))
+        return -(-n // -(-n // most)) if n else 1  # as many batches, of equal size
+
+    def _needed(self, precision: torch.dtype) -> Callable[[int], int]:
+        return lambda batch: memory.to_sample(partial(build_network, self.config), self.config.shape, batch, precision)
+
+    def _fewer_images(self, size: int, precision: torch.dtype) -> str:
+        device = next(self.network.parameters()).device
+        fitting = memory.largest_batch(self._needed(precision), max(1, size // 2), memory.all_bytes(device))
+        return f"not enough memory for {size} images at a time; {fitting} should fit (--batch-size {fitting})"
 
     @torch.no_grad()
     def trajectory(
@@ -101,9 +156,11 @@ class Model(nn.Module):
         precision: torch.dtype = torch.float32,
     ) -> Iterator[tuple[int, Tensor]]:
         """(k, u_k) for k = K..0: the path of the images that `sample` returns, in one batch, on the CPU."""
-        process = self._process(delta_ratio)
-        u_K, noise = self._start(process, torch.arange(n), seed, same_start, same_noise)
-        for k, u in trajectory(process, inference(self.network, precision), u_K, noise):
+        process, device = self._process(delta_ratio), next(self.network.parameters()).device
+        numbers = torch.arange(n, device=device)
+        noise = SeededNoise(seed, numbers * 0 if same_noise else numbers, self.config.shape)
+        step = self._step(process, noise, n, precision, compiled=True)
+        for k, u in chain(step, self._start(process, numbers, seed, same_start), process.K):
             yield k, u.clamp(0, 1).cpu()
 
     def _process(self, delta_ratio: float | None) -> InverseHeat:
@@ -111,18 +168,19 @@ class Model(nn.Module):
             return self.process
         return replace(self.process, delta=delta_ratio * self.process.sigma)
 
-    def _start(
-        self, process: InverseHeat, numbers: Tensor, seed: int, same_start: bool, same_noise: bool
-    ) -> tuple[Tensor, SeededNoise]:
-        """u_K, and the noise of the steps that follow."""
-        numbers = numbers.to(next(self.network.parameters()).device)
-        start = SeededNoise(seed, numbers * (not same_start), self.config.shape)
-        noise = SeededNoise(seed, numbers * (not same_noise), self.config.shape)
-        return self.prior.sample(start, start(process.K + 1), process.delta), noise
+    def _step(self, process: InverseHeat, noise: Noise, size: int, precision: torch.dtype, compiled: bool) -> Step:
+        """One reverse step for batches of a size."""
+        device = next(self.network.parameters()).device
+        step = reverse_step(process, inference(self.network, precision, compiled), noise)
+        if not compiled:
+            return step
+        compile_ahead(self.network, torch.empty(size, *self.config.shape, device=device), precision)
+        return recorded(step, device)
 
-    @staticmethod
-    def _bar(n: int, progress: bool) -> tqdm[Any]:
-        return tqdm(total=n, desc="sampling", unit="image", disable=not progress, leave=False)
+    def _start(self, process: InverseHeat, numbers: Tensor, seed: int, same_start: bool) -> Tensor:
+        """u_K of the images with the given numbers."""
+        start = SeededNoise(seed, numbers * 0 if same_start else numbers, self.config.shape)
+        return self.prior.sample(start, start(process.K + 1), process.delta)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a model folder, replacing the files of one that is there."""
@@ -182,10 +240,12 @@ def build_schedule(config: ProcessConfig, grid: Sequence[int]) -> Schedule:
     return Schedule(config.K, sigma_B_max, config.sigma_B_min)
 
 
-def build_network(config: ModelConfig) -> UNet:
-    """The untrained network."""
+def build_network(config: ModelConfig, checkpoint: bool = False) -> UNet:
+    """The untrained network; `checkpoint`: whether it computes activations again in the backward pass."""
     channels = config.shape[0]
-    return UNet(channels, channels, **vars(config.network))
+    network = UNet(channels, channels, **vars(config.network))
+    network.checkpoint = checkpoint
+    return network
 
 
 def _shown(images: Tensor, doing: str) -> Iterable[Tensor]:

@@ -21,7 +21,7 @@ PRIOR_CHOICE = 0  # the stream from which an image picks its prior component; st
 class Noise(Protocol):
     """A source of standard normal draws, one tensor (B, C, *grid) for each step k (Alg. 2)."""
 
-    def __call__(self, k: int) -> Tensor: ...
+    def __call__(self, k: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SeededNoise:
     images: Tensor
     shape: Sequence[int]
 
-    def __call__(self, k: int) -> Tensor:
+    def __call__(self, k: Tensor | int) -> Tensor:
         """Standard normal eps of shape (B, *shape), float32, by the Box-Muller transform."""
         pixel = torch.arange(math.prod(self.shape), device=self.images.device)
         bits = _scramble(self._stream(k)[:, None] + pixel * _GOLDEN)
@@ -48,7 +48,7 @@ class SeededNoise:
         """A number in 0..n-1 for each row, uniformly distributed."""
         return (self._stream(PRIOR_CHOICE) & _MAX) % n
 
-    def _stream(self, k: int) -> Tensor:
+    def _stream(self, k: Tensor | int) -> Tensor:
         """A 64-bit key for each row's draws of step k."""
         return _scramble(_scramble(_scramble(self.images * 0 + _signed(self.seed)) ^ self.images) ^ k)
 

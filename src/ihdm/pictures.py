@@ -10,13 +10,15 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from ihdm.pixels import to_bytes
+
 GAP, MARGIN, CAPTION = 3, 10, 22
 PAPER, INK = 255, 60
 CELL = 64  # images are enlarged to about this many pixels
 
 
-def grid(images: Tensor, columns: int | None = None, caption: str = "") -> Image.Image:
-    """Images (N, C, H, W) in [0, 1] in rows of `columns`, by default about square."""
+def grid(images: Sequence[Tensor] | Tensor, columns: int | None = None, caption: str = "") -> Image.Image:
+    """Images (N, C, H, W), in [0, 1] or uint8, in rows of `columns`, by default about square."""
     columns = columns or int(np.ceil(np.sqrt(len(images))))
     tiles = [_tile(image) for image in images]
     width, height = tiles[0].size
@@ -63,9 +65,9 @@ def animation(path: Path, states: Sequence[Tensor], seconds: float = 4.0, hold: 
 
 
 def plain(image: Tensor) -> Image.Image:
-    """One image (C, H, W) in [0, 1], pixel for pixel: four channels with alpha; of five or more, the first three."""
-    shown = image[: {1: 1, 2: 1, 4: 4}.get(len(image), 3)].detach().cpu().clamp(0, 1)
-    pixels = (shown * 255).round().byte().numpy().transpose(1, 2, 0)
+    """One image (C, H, W), in [0, 1] or uint8, pixel for pixel: four channels with alpha; of more, the first three."""
+    shown = image[: {1: 1, 2: 1, 4: 4}.get(len(image), 3)].detach().cpu()
+    pixels = (shown if shown.dtype == torch.uint8 else to_bytes(shown)).numpy().transpose(1, 2, 0)
     return Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)
 
 

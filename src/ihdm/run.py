@@ -14,7 +14,7 @@ from ihdm.errors import UsageError
 
 # Settings that may change between one part of a run and the next.
 FREE = {f"trainer.{name}" for name in ("steps", "log_every", "sample_every", "samples", "checkpoint_every", "keep")}
-FREE |= {"engine.device", "engine.precision", "engine.checkpoint"}
+FREE |= {"engine.device", "engine.precision", "engine.compile", "engine.checkpoint"}
 FREE |= {"data.source"}  # the images themselves are compared instead
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from ihdm.noise import Noise
@@ -12,22 +14,40 @@ from ihdm.noise import Noise
 if TYPE_CHECKING:
     from ihdm.processes import Network, Process
 
+Step = Callable[[Tensor, Tensor], Tensor]
+
+
+def reverse_step(process: Process, network: Network, noise: Noise) -> Step:
+    """The function from u_k and k (a tensor without dimensions) to u_prev.
+
+    It takes mu and adds the sampling noise; the last step adds none, which cannot help an image (App. B.1).
+    """
+
+    def step(u_k: Tensor, k: Tensor) -> Tensor:
+        return process.step(network, u_k, k, noise(k) * (k > 1))
+
+    return step
+
+
+def chain(step: Step, u_K: Tensor, K: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield (k, u_k) from the coarsest state u_K down to the image u_0."""
+    u = u_K
+    yield K, u
+    for k in range(K, 0, -1):
+        u = step(u, torch.full((), k, device=u.device))
+        yield k - 1, u
+
 
 def trajectory(process: Process, network: Network, u_K: Tensor, noise: Noise) -> Iterator[tuple[int, Tensor]]:
-    """Yield (k, u_k) from the coarsest state u_K down to the image u_0.
-
-    Each step takes mu and adds the sampling noise; the last adds none, which cannot help an image (App. B.1).
-    """
-    u = u_K
-    yield process.K, u
-    for k in range(process.K, 0, -1):
-        u = process.step(network, u, k, noise(k) if k > 1 else None)
-        yield k - 1, u
+    """Yield (k, u_k), k = K..0, of the reverse chain that starts in u_K."""
+    return chain(reverse_step(process, network, noise), u_K, process.K)
 
 
 def sample(process: Process, network: Network, u_K: Tensor, noise: Noise) -> Tensor:
     """The image at the end of the reverse chain that starts in u_K (Alg. 2)."""
-    u_0 = u_K
-    for _, u in trajectory(process, network, u_K, noise):
-        u_0 = u
-    return u_0
+    return last(trajectory(process, network, u_K, noise))
+
+
+def last(states: Iterator[tuple[int, Tensor]]) -> Tensor:
+    """The image at the end of a chain."""
+    return deque(states, maxlen=1)[0][1]

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from torch import Tensor
-from torch.optim.swa_utils import AveragedModel
+from torch import Tensor, nn
 from tqdm import tqdm
 
-from ihdm import checkpoint, pictures
+from ihdm import checkpoint, memory, pictures
 from ihdm.config import Config, TrainerConfig, config_from_toml, config_to_toml, read_text
 from ihdm.data import ImageSet, unit_batches
-from ihdm.data.batches import Batches
-from ihdm.engine import choose_device, choose_precision, inference
+from ihdm.data.batches import Batches, mirrored
+from ihdm.engine import Recorded, choose_device, choose_precision, compile_ahead, inference, lowered, placed, recorded
 from ihdm.errors import IhdmError, UsageError
-from ihdm.model import Model
+from ihdm.model import Model, build_network
 from ihdm.model_folder import ModelConfig
 from ihdm.noise import mix_seed
+from ihdm.pixels import to_unit
 from ihdm.run import Log, check_run
 
 STEP_STREAM, INIT_STREAM, HELD_OUT_STREAM = 2, 3, 4  # keep uses of one seed apart; see also data.batches
@@ -41,12 +42,8 @@ class Trainer:
         self.config, self.images, self.run = config, images, run
         device = choose_device(config.engine.device)
         self.precision = choose_precision(config.engine.precision, device, math.prod(images.shape[1:]))
-        AcceleratorState._reset_state()  # accelerate would refuse a second run in this process with another precision
-        self.accelerator = Accelerator(
-            cpu=device.type == "cpu",
-            mixed_precision="bf16" if self.precision == torch.bfloat16 else "no",
-        )
-        device = self.accelerator.device
+        self.accelerator = Accelerator(cpu=device.type == "cpu")
+        self.device = device = self.accelerator.device
         if config.trainer.batch_size % self.accelerator.num_processes:
             raise UsageError(
                 f"trainer.batch_size={config.trainer.batch_size} must be a multiple of the number of processes, "
@@ -57,16 +54,28 @@ class Trainer:
         with torch.random.fork_rng():
             torch.manual_seed(mix_seed(config.trainer.seed, INIT_STREAM))
             self.model = Model.from_images(model_config, resident if device.type == "cuda" else images.train)
-        network = self.model.network.to(device)
+        network = placed(self.model.network, device)
         network.checkpoint = config.engine.checkpoint  # type: ignore[assignment]
-        self.average = AveragedModel(network, multi_avg_fn=ramped_average(config.trainer.ema)).eval()
-        optimizer = torch.optim.Adam(network.parameters(), lr=config.trainer.lr, fused=device.type == "cuda")
-        self.network, self.optimizer = self.accelerator.prepare(network, optimizer)
+        self.average = copy.deepcopy(network).eval().requires_grad_(False)
+        self.optimizer = torch.optim.Adam(
+            network.parameters(), lr=config.trainer.lr, fused=True, capturable=device.type == "cuda"
+        )
+        self.averaging = averaging(self.average, network)
         self.state = checkpoint.TrainingState(network, self.average, self.optimizer)
-        self.batches = Batches(resident, config.trainer.batch_size, config.trainer.seed, config.data.flip, device)
+        self.batches = Batches(resident, config.trainer.batch_size, config.trainer.seed, device)
         self.fingerprint = images.fingerprint()
         self.generator = torch.Generator(device)
+        self.rates = torch.zeros(2, device=device)
         self.step = 0
+        lower = lowered(network, self.precision, config.engine.compile)
+        if config.engine.compile and device.type == "cuda":
+            part = self.batches.at(0)[:: config.trainer.accumulate * self.accelerator.num_processes]
+            compile_ahead(network, to_unit(part), self.precision)
+            self.network = lower
+            self._gradients = recorded(self._gradients, device, [self.generator])  # type: ignore[method-assign]
+            self._update = recorded(self._update, device)  # type: ignore[method-assign]
+        else:
+            self.network = self.accelerator.prepare(lower)
 
     def train(self) -> bool:
         """Run to the last step and write the model; False if a signal stopped it earlier, with everything saved."""
@@ -75,7 +84,8 @@ class Trainer:
         log = Log(self.run, self.step) if self.accelerator.is_main_process else None
         with stop_requests() as asked, self._bar() as bar:
             while self.step < settings.steps:
-                facts = self._train_steps(self._next_stop(), bar, asked)
+                with memory.advice(self._smaller_parts):
+                    facts = self._train_steps(self._next_stop(), bar, asked)
                 if log and facts:
                     log.write(self.step, facts)
                 if self._agreed(asked()):
@@ -94,7 +104,7 @@ class Trainer:
         """The model with averaged weights, as it stands."""
         config = self.model.config
         config = ModelConfig(config.process, config.network, config.shape, config.data, self.step)
-        return Model(config, self.model.process, self.average.module, self.model.prior)
+        return Model(config, self.model.process, self.average, self.model.prior)
 
     def _next_stop(self) -> int:
         """The next step after which there is something to write."""
@@ -137,31 +147,66 @@ class Trainer:
         return {"loss": mean_loss, "gradient_norm": mean_norm, "lr": rate, "images_per_second": round(speed, 1)}
 
     def train_step(self) -> tuple[Tensor, Tensor]:
-        """Alg. 1 on one batch, then Adam and the moving average."""
+        """Alg. 1 on one batch, then Adam and the moving average; the loss and the norm of its gradient."""
+        settings = self.config.trainer
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
-        seed = mix_seed(self.config.trainer.seed, STEP_STREAM, self.step, rank)
+        seed = mix_seed(settings.seed, STEP_STREAM, self.step, rank)
         self.generator.manual_seed(seed)
         torch.manual_seed(seed)  # dropout draws from torch's own generator
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.config.trainer, self.step)
-        u_0 = self.batches.at(self.step, self.generator, rank, ranks)
-        self.optimizer.zero_grad()
-        loss = self._backward(u_0)
-        norm = self.accelerator.clip_grad_norm_(self.network.parameters(), self.config.trainer.clip)
-        self.optimizer.step()
-        self.average.update_parameters(self.state.network)
-        return loss, norm
+        self.rates[0].fill_(learning_rate(settings, self.step))
+        self.rates[1].fill_(averaging_weight(settings, self.step))
+        loss = self._gradients(self.batches.at(self.step, rank, ranks))
+        self._exchange()
+        return loss, self._update(self.rates)
 
-    def _backward(self, u_0: Tensor) -> Tensor:
+    def _gradients(self, images: Tensor) -> Tensor:
         """The mean loss of a batch and its gradient, computed in parts; processes exchange gradients in the last."""
+        self.optimizer.zero_grad()
+        u_0 = to_unit(images)
+        if self.config.data.flip:
+            u_0 = mirrored(u_0, self.generator)
         parts = u_0.chunk(self.config.trainer.accumulate)
         total = torch.zeros((), device=u_0.device)
         for number, part in enumerate(parts, start=1):
             with contextlib.nullcontext() if number == len(parts) else self.accelerator.no_sync(self.network):
                 loss = self.model.process.loss(self.network, part, self.generator).sum() / len(u_0)
-                self.accelerator.backward(loss)
+                loss.backward()
                 total += loss.detach()
         return total
+
+    def _exchange(self) -> None:
+        """The mean of all processes' gradients, where accelerate's wrapper has not taken it already."""
+        if self.accelerator.num_processes > 1 and isinstance(self._gradients, Recorded):
+            gradients = [p.grad for p in self.state.network.parameters() if p.grad is not None]
+            flat = torch._utils._flatten_dense_tensors(gradients)
+            torch.distributed.all_reduce(flat)
+            mean = torch._utils._unflatten_dense_tensors(flat / self.accelerator.num_processes, gradients)
+            torch._foreach_copy_(gradients, list(mean))
+
+    def _update(self, rates: Tensor) -> Tensor:
+        """One step of Adam with clipped gradients, then of the moving average; the gradient's norm before clipping."""
+        norm = torch.nn.utils.clip_grad_norm_(self.state.network.parameters(), self.config.trainer.clip)
+        for optimizer, rate in zip((self.optimizer, self.averaging), rates):
+            optimizer.param_groups[0]["lr"] = rate
+            optimizer.step()
+        return norm
+
+    def _smaller_parts(self) -> str:
+        """What to do if a batch does not fit into memory."""
+        settings, images = self.config.trainer, self.config.trainer.batch_size // self.accelerator.num_processes
+        part = -(-images // settings.accumulate)
+
+        def fitting(checkpoint: bool) -> int:
+            build = partial(build_network, self.model.config, checkpoint)
+            needed = partial(memory.to_train, build, self.model.config.shape, precision=self.precision)
+            return memory.largest_batch(needed, max(1, part // 2), memory.all_bytes(self.device))
+
+        fits = fitting(self.config.engine.checkpoint)
+        more = "" if self.config.engine.checkpoint else f"; {fitting(True)} with --set engine.checkpoint=true"
+        return (
+            f"not enough memory for {part} images at a time; {fits} should fit, "
+            f"with --set trainer.accumulate={-(-images // fits)}{more}"
+        )
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint, or begin the run folder."""
@@ -214,7 +259,7 @@ class Trainer:
     def held_out_loss(self) -> float:
         """The loss of the averaged weights on held-out images, always with the same levels and noise."""
         self.generator.manual_seed(mix_seed(self.config.trainer.seed, HELD_OUT_STREAM))
-        network = inference(self.average.module, self.precision)
+        network = inference(self.average, self.precision, self.config.engine.compile)
         losses = [
             self.model.process.loss(network, u_0.to(self.accelerator.device), self.generator)
             for u_0 in unit_batches(self.images.held_out, self.config.trainer.batch_size)
@@ -223,7 +268,9 @@ class Trainer:
 
     def _picture(self) -> None:
         if self.accelerator.is_main_process:
-            images = self.trained_model().sample(self.config.trainer.samples, precision=self.precision)
+            images = self.trained_model().sample(
+                self.config.trainer.samples, precision=self.precision, compiled=self.config.engine.compile
+            )
             (self.run / "samples").mkdir(exist_ok=True)
             pictures.grid(images).save(self.run / "samples" / f"step-{self.step:08d}.png")
         self.accelerator.wait_for_everyone()
@@ -251,20 +298,20 @@ def learning_rate(settings: TrainerConfig, step: int) -> float:
     return settings.lr * rise * fall
 
 
-def ramped_average(decay: float) -> Callable[[Any, Any, Any], None]:
-    """The update of a moving average whose decay grows with the number n of updates, min(decay, (1 + n) / (10 + n)).
+def averaging_weight(settings: TrainerConfig, step: int) -> float:
+    """The weight of the new in the moving average: 1 - min(decay, (1 + step) / (10 + step)), at first all of it."""
+    return 1 - min(settings.ema, (1 + step) / (10 + step)) if step else 1.0
 
-    The decay stays a tensor: reading it would make the host wait for the device at every step.
+
+def averaging(average: nn.Module, network: nn.Module) -> torch.optim.Optimizer:
+    """An optimiser that moves `average` towards `network` by the share that is its learning rate.
+
+    average += weight (network - average) is a gradient step on |average - network|^2 / 2, and as such PyTorch
+    has it in one pass over all weights, with a weight that may lie on the GPU.
     """
-
-    @torch.no_grad()
-    def update(averages: list[Tensor], current: list[Tensor], n: Tensor) -> None:
-        weight = 1 - ((1 + n) / (10 + n)).clamp_max(decay)
-        steps = torch._foreach_sub(current, averages)
-        torch._foreach_mul_(steps, weight.to(averages[0].dtype))
-        torch._foreach_add_(averages, steps)
-
-    return update
+    for averaged, current in zip(average.parameters(), network.parameters()):
+        averaged.grad = current.detach()
+    return torch.optim.SGD(average.parameters(), lr=1.0, weight_decay=1.0, maximize=True, fused=True)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from ihdm.config import DataConfig
 from ihdm.data.images import Pictures, Subset, decode, picture_shape
 from ihdm.data.sources import Splits, open_source
 from ihdm.errors import IhdmError, UsageError
+from ihdm.pixels import to_unit
 
 HELD_OUT_MOST = 2048  # images that the held-out loss looks at
 
@@ -71,11 +72,6 @@ def unit_batches(images: Tensor, size: int) -> Iterator[Tensor]:
         yield to_unit(batch)
 
 
-def to_unit(images: Tensor) -> Tensor:
-    """uint8 pixels as float32 in [0, 1], the scale of u_0."""
-    return images.float() / 255
-
-
 def _opened(source: str) -> Splits:
     if not source:
         raise UsageError("no data given; name a set, folder or file with --data SOURCE (or data.source=SOURCE)")
@@ -93,4 +89,4 @@ def _split(train: Pictures, test: Pictures | None, holdout: float) -> tuple[Pict
     return Subset(train, sorted(order[count:])), Subset(train, sorted(order[:count]))
 
 
-__all__ = ["ImageSet", "evenly_spaced", "image_shape", "load_images", "to_unit", "unit_batches"]
+__all__ = ["ImageSet", "evenly_spaced", "image_shape", "load_images", "unit_batches"]

@@ -7,31 +7,25 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ihdm.data import to_unit
 from ihdm.noise import mix_seed
 
 SHUFFLE_STREAM = 1  # keeps the order of images apart from other uses of the same seed
 
 
 class Batches:
-    """Training images u_0 of any step, in [0, 1], on the device where `images` lies or on `device`.
+    """Training images of any step, uint8, on `device`.
 
     Step s takes the places s B .. (s + 1) B - 1 of an endless row of epochs, each shuffled by (seed, epoch).
     Of several processes, each takes its share of the places.
     """
 
-    def __init__(self, images: Tensor, batch_size: int, seed: int, flip: bool, device: torch.device):
-        self.images, self.batch_size, self.seed, self.flip, self.device = images, batch_size, seed, flip, device
+    def __init__(self, images: Tensor, batch_size: int, seed: int, device: torch.device):
+        self.images, self.batch_size, self.seed, self.device = images, batch_size, seed, device
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
-    def at(self, step: int, generator: torch.Generator, rank: int = 0, ranks: int = 1) -> Tensor:
-        """The batch of a step; `generator`, on `device`, decides which images are mirrored."""
-        numbers = self.numbers(step)[rank::ranks].to(self.images.device)
-        u_0 = to_unit(self.images[numbers].to(self.device, non_blocking=True))
-        if self.flip:
-            mirrored = torch.rand(len(u_0), 1, 1, 1, generator=generator, device=self.device) < 0.5
-            u_0 = torch.where(mirrored, u_0.flip(-1), u_0)
-        return u_0
+    def at(self, step: int, rank: int = 0, ranks: int = 1) -> Tensor:
+        """The images of a step."""
+        return self.images[self.numbers(step)[rank::ranks]].to(self.device, non_blocking=True)
 
     def numbers(self, step: int) -> Tensor:
         """Which images make up the batch of a step."""
@@ -45,4 +39,10 @@ class Batches:
 
     def _shuffled(self, epoch: int) -> Tensor:
         generator = torch.Generator().manual_seed(mix_seed(self.seed, SHUFFLE_STREAM, epoch))
-        return torch.randperm(len(self.images), generator=generator)
+        return torch.randperm(len(self.images), generator=generator).to(self.images.device)
+
+
+def mirrored(u_0: Tensor, generator: torch.Generator) -> Tensor:
+    """About half of the images flipped left to right."""
+    chosen = torch.rand(len(u_0), 1, 1, 1, generator=generator, device=u_0.device) < 0.5
+    return torch.where(chosen, u_0.flip(-1), u_0)

@@ -24,8 +24,8 @@ class Process(Protocol):
     def loss(self, network: Network, u_0: Tensor, generator: torch.Generator) -> Tensor:
         """One loss for each image of a batch in [0, 1]."""
 
-    def step(self, network: Network, u_k: Tensor, k: int, eps: Tensor | None) -> Tensor:
-        """From level k to level k - 1, with noise eps, or without."""
+    def step(self, network: Network, u_k: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+        """From level k to level k - 1 with noise eps; one level for all samples or one for each."""
 
 
 __all__ = ["IdentitySkip", "InverseHeat", "LinearSkip", "Network", "Process", "Spectrum"]

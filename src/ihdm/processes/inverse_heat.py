@@ -40,7 +40,7 @@ class InverseHeat:
         return self.schedule.K
 
     def blur(self, u_0: Tensor, k: Tensor) -> Tensor:
-        """F(t_k) u_0 (Eq. 2), with one level for each sample."""
+        """F(t_k) u_0 (Eq. 2), with one level for each sample, (B,), or several, (L, B), for which u_0 is read once."""
         return self.laplacian.dissipate(u_0, self._t.like(u_0)[k])
 
     def mean(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
@@ -49,8 +49,8 @@ class InverseHeat:
 
     def squared_error(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
         """|| mu(F(t_k) u_0 + sigma eps, k) - F(t_{k-1}) u_0 ||^2, summed over pixels, for each sample (Eq. 9-10)."""
-        u_k = self.blur(u_0, k) + self.sigma * eps
-        return (self.mean(network, u_k, k) - self.blur(u_0, k - 1)).square().flatten(1).sum(1)
+        coarse, fine = self.blur(u_0, torch.stack([k, k - 1]))
+        return (self.mean(network, coarse + self.sigma * eps, k) - fine).square().flatten(1).sum(1)
 
     def loss(self, network: Network, u_0: Tensor, generator: torch.Generator) -> Tensor:
         """Alg. 1: the squared error at a random level, one for each sample.
@@ -63,7 +63,6 @@ class InverseHeat:
         eps = torch.randn(u_0.shape, generator=generator, device=u_0.device, dtype=u_0.dtype)
         return self.squared_error(network, u_0, k, eps)
 
-    def step(self, network: Network, u_k: Tensor, k: int, eps: Tensor | None) -> Tensor:
-        """Alg. 2: u_prev = mu(u_k, k) + delta eps; without eps, mu alone."""
-        mu = self.mean(network, u_k, torch.full((len(u_k),), k, device=u_k.device))
-        return mu if eps is None else mu + self.delta * eps
+    def step(self, network: Network, u_k: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+        """Alg. 2: u_prev = mu(u_k, k) + delta eps, with one level for all samples or one for each."""
+        return self.mean(network, u_k, k.expand(len(u_k))) + self.delta * eps

@@ -1,0 +1,114 @@
+"""How much memory a network needs, counted without computing anything, and which batch fits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ihdm.engine import lowered
+from ihdm.errors import IhdmError
+
+SHARE = 0.85  # of the free memory that a batch may take: counting is not exact, and allocators lose some
+Build = Callable[[], nn.Module]
+
+
+def to_sample(build: Build, shape: tuple[int, ...], batch: int, precision: torch.dtype = torch.float32) -> int:
+    """Bytes for the weights and for the largest moment of one evaluation of the network that `build` makes."""
+    with torch.device("meta"), torch.no_grad():
+        network = build().eval()
+        u, k = torch.empty(batch, *shape), torch.ones(batch)
+        peak = _peak(lambda: lowered(network, precision)(u, k))
+    return sum(p.nbytes for p in network.parameters()) + u.nbytes + peak
+
+
+def to_train(build: Build, shape: tuple[int, ...], batch: int, precision: torch.dtype = torch.float32) -> int:
+    """Bytes for weights, gradients, Adam and the average, and for the largest moment of a step."""
+    with torch.device("meta"):
+        network = build().train()
+        u, k = torch.empty(batch, *shape), torch.ones(batch)
+        peak = _peak(lambda: lowered(network, precision)(u, k).sum().backward())
+    return 4 * sum(p.nbytes for p in network.parameters()) + u.nbytes + peak  # the gradients are in the peak
+
+
+def largest_batch(needed: Callable[[int], int], most: int, free: float) -> int:
+    """The largest batch, up to `most`, for which `needed` is no more than a safe share of `free`; at least one."""
+    if needed(most) <= SHARE * free:
+        return most
+    one = needed(1)
+    each = max(needed(2) - one, 1)
+    return min(most, max(1, 1 + int((SHARE * free - one) // each)))
+
+
+def free_bytes(device: torch.device) -> int:
+    """What a GPU has left, with what torch holds unused."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
+def all_bytes(device: torch.device) -> int:
+    """All the memory there is."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else sys.maxsize
+
+
+@contextlib.contextmanager
+def advice(say: Callable[[], str]) -> Iterator[None]:
+    """If the memory runs out within, say what to do."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out(error):
+            raise
+        raise IhdmError(say()) from error
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that there is not enough memory."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and bool(re.search("out of memory|allocate memory", str(error)))
+    )
+
+
+def _peak(work: Callable[[], Any]) -> int:
+    """The most bytes that tensors made by `work` take up at one time."""
+    with _Peak() as peak:
+        work()
+    return peak.most
+
+
+class _Peak(TorchDispatchMode):
+    """Counts the storages that operators make, until they are freed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._alive: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._alive:
+            self._alive.add(key)
+            self.now += size
+            self.most = max(self.most, self.now)
+            weakref.finalize(storage, self._free, key, size)
+
+    def _free(self, key: int, size: int) -> None:
+        self._alive.discard(key)
+        self.now -= size
