@@ -16,16 +16,26 @@ PAPER = ["mnist", "cifar10", "afhq-64", "ffhq-128", "ffhq-256"]
 SMALL = ["digits", "mnist-small"]
 
 
-def milliseconds(work: Callable[[], Any], device: torch.device, repeats: int = 9, warmup: int = 2) -> float:
-    """The median time of one call, from start to the end of what it started on the device."""
-    times = []
-    for _ in range(warmup + repeats):
-        start = time.perf_counter()
+def milliseconds(
+    work: Callable[[], Any], device: torch.device, repeats: int = 9, warmup: int = 2, calls: int = 1
+) -> float:
+    """The median time of one call, to the end of what it started on the device, of several made without waiting."""
+    for _ in range(warmup):
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(1000 * (time.perf_counter() - start))
-    return sorted(times[warmup:])[repeats // 2]
+    times = []
+    for _ in range(repeats):
+        _wait(device)
+        start = time.perf_counter()
+        for _ in range(calls):
+            work()
+        _wait(device)
+        times.append(1000 * (time.perf_counter() - start) / calls)
+    return sorted(times)[repeats // 2]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def forward_flops(network: Callable[[], nn.Module], shape: tuple[int, int, int]) -> int:

@@ -1,31 +1,73 @@
 """Images per second of sampling, ours and, given a checkout of it, the authors'.
 
-    python benchmarks/sampling.py [--presets mnist cifar10 ...] [--batch-size N] [--levels 10] [--reference PATH]
+    python benchmarks/sampling.py [--presets mnist cifar10 ...] [--batch-size N] [--levels 8] [--reference PATH]
 
-A chain of a few levels is timed; images/s are for all K levels of the preset, each of which costs the same.
+A few levels of the chain are timed; images/s are for all K levels of the preset, each of which costs the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import time
 
 import authors
 import measure
 import torch
 
-from ihdm.engine import choose_precision
+from ihdm.config import Config
+from ihdm.engine import choose_precision, compile_ahead, inference, keep_freed_memory, placed, recorded
 from ihdm.model import Model, build_network
 from ihdm.model_folder import ModelConfig
+from ihdm.noise import SeededNoise
+from ihdm.sampler import reverse_step
 
-BATCHES = {"mnist": 1024, "cifar10": 1024, "afhq-64": 256, "ffhq-128": 64, "ffhq-256": 16}
+MANY = 1024  # images, for which the batch size is chosen
+
+
+def ours(config: ModelConfig, batch: int, device: torch.device, repeats: int) -> tuple[float, float, float]:
+    """Milliseconds of one level, seconds to the first, bytes of memory."""
+    start = time.perf_counter()
+    model = build(config, device)
+    precision = choose_precision("auto", device, config.shape[1] * config.shape[2])
+    u, k = torch.rand(batch, *config.shape, device=device), torch.full((), config.process.K // 2, device=device)
+    compile_ahead(model.network, u, precision)
+    noise = SeededNoise(0, torch.arange(batch, device=device), config.shape)
+    step = recorded(reverse_step(model.process, inference(model.network, precision), noise), device)
+    with torch.no_grad():
+        if not step(u, k).isfinite().all():
+            raise RuntimeError("a step does not give finite numbers")
+        started = time.perf_counter() - start
+        ms = measure.milliseconds(lambda: step(u, k), device, repeats, warmup=3, calls=3)
+    return ms, started, measure.peak_bytes(device)
+
+
+def build(config: ModelConfig, device: torch.device) -> Model:
+    """A model with random weights, none of them zero."""
+    model = Model.from_images(config, torch.randint(0, 256, (64, *config.shape), dtype=torch.uint8))
+    for parameter in model.network.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    return placed(model, device).eval()
+
+
+def theirs(config: Config, shape: tuple[int, int, int], batch: int, device: torch.device, levels: int) -> float:
+    """Milliseconds of one level of the authors' chain."""
+    short = config.with_settings([f"process.K={levels}"])
+    network = authors.build_network(config.network, shape).to(device).eval()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    chain = authors.sampling(short, network, torch.rand(batch, *shape, device=device))
+    ms = measure.milliseconds(chain, device, repeats=3, warmup=1) / levels
+    measure.peak_bytes(device)
+    return ms
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--presets", nargs="+")
-    parser.add_argument("--batch-size", type=int, help="default: by preset on a GPU, 64 on a CPU")
-    parser.add_argument("--levels", type=int, default=10, help="levels of the chain that is timed")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, help="default: what ihdm sample would choose for many images")
+    parser.add_argument("--levels", type=int, default=5, help="levels of the authors' chain that are timed together")
+    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--reference", help="a checkout of the authors' code")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
@@ -33,33 +75,29 @@ def main() -> None:
     if options.reference:
         authors.use(options.reference)
 
+    presets = measure.chosen_presets(options.presets, device)
+    configs = {name: ModelConfig(c.process, c.network, measure.image_shape(c)) for name, c in presets.items()}
+    batches = {
+        name: options.batch_size
+        or build(config, device).batch_size(MANY, choose_precision("auto", device, config.shape[1] * config.shape[2]))
+        for name, config in configs.items()
+    }
     peak = measure.peak_flops(device)
+    their_times = {
+        name: theirs(config, configs[name].shape, batches[name], device, options.levels)
+        for name, config in (presets.items() if options.reference else ())
+    }
+    keep_freed_memory()  # as `ihdm sample` does
     rows = []
-    for name, config in measure.chosen_presets(options.presets, device).items():
-        K, shape = config.process.K, measure.image_shape(config)
-        batch = options.batch_size or (BATCHES.get(name, 256) if device.type == "cuda" else 64)
-        config = config.with_settings([f"process.K={options.levels}"])
-        model_config = ModelConfig(config.process, config.network, shape)
-        flops = batch * options.levels * measure.forward_flops(lambda c=model_config: build_network(c), shape)  # type: ignore[misc]
-        images = torch.randint(0, 256, (64, *shape), dtype=torch.uint8)
-        model = Model.from_images(model_config, images).to(device).eval()
-        precision = choose_precision("auto", device, shape[1] * shape[2])
-        chain = lambda m=model, p=precision, b=batch: m.sample(b, batch_size=b, precision=p)  # noqa: E731
-        ours = measure.milliseconds(chain, device, options.repeats, warmup=1) / options.levels
-        memory = measure.peak_bytes(device)
-        theirs = float("nan")
-        if options.reference:
-            network = authors.build_network(config.network, shape).to(device).eval()
-            u_K = torch.rand(batch, *shape, device=device)
-            theirs = (
-                measure.milliseconds(authors.sampling(config, network, u_K), device, options.repeats, warmup=1)
-                / options.levels
-            )
-            measure.peak_bytes(device)
-        rate = flops / options.levels / (ours / 1000)
-        speed, their_speed = (1000 * batch / (ms * K) for ms in (ours, theirs))
-        row = [f"{ours:.1f}", f"{speed:.2f}", f"{rate / 1e12:.2f}", f"{100 * rate / peak:.0f}", f"{memory / 1e9:.1f}"]
-        rows.append([name, str(batch), str(K), *row, f"{their_speed:.2f}", f"{speed / their_speed:.1f}"])
+    for name, config in configs.items():
+        K, batch = config.process.K, batches[name]
+        ms, start, memory = ours(config, batch, device, options.repeats)
+        flops = batch * measure.forward_flops(lambda c=config: build_network(c), config.shape)  # type: ignore[misc]
+        rate, their_ms = flops / (ms / 1000), their_times.get(name, math.nan)
+        speed, their_speed = 1000 * batch / (ms * K), 1000 * batch / (their_ms * K)
+        row = [f"{ms:.1f}", f"{speed:.2f}", f"{rate / 1e12:.2f}", f"{100 * rate / peak:.0f}", f"{memory / 1e9:.1f}"]
+        rows.append([name, str(batch), str(K), *row, f"{start:.0f}", f"{their_speed:.2f}", f"{their_ms / ms:.1f}"])
+        print(" ".join(rows[-1]), flush=True)
     columns = [
         "preset",
         "batch",
@@ -69,6 +107,7 @@ def main() -> None:
         "TFLOP/s",
         "% of peak",
         "GB",
+        "start s",
         "authors",
         "ratio",
     ]
