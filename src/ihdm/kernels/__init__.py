@@ -83,7 +83,7 @@ class _Norm(torch.autograd.Function):
             work.launch("norm_sums", parts[0], parts[-1], sums)
         vectors = (shift, 0 if shift is None else shift.stride(0), weight, bias, seed)
         outputs = (y, stats, sums, eps)
-        work.launch("norm_forward", parts[0], parts[-1], *vectors, *outputs, **work.activation, maxnreg=128)
+        work.launch("norm_forward", parts[0], parts[-1], *vectors, *outputs, **work.activation)
         ctx.save_for_backward(shift, weight, bias, seed, stats, *parts)
         ctx.work = work
         return (y, *parts)
@@ -160,6 +160,7 @@ class _Work:
             "ROWS": rows,
             "CHUNK": rows if self.whole else CHUNK,
             "num_warps": 4 if self.whole and rows * at_once * slots <= WHOLE // 2 else 8,
+            "maxnreg": 128,  # so that two programs or more share a multiprocessor
         }
         self.activation = {
             "SILU": silu,

@@ -142,6 +142,7 @@ def norm_forward(
     factor, offset = _finish(total, squares, pivot, c, real, SHIFT, shift_row, WEIGHT, BIAS, STATS, eps,
                              PIXELS, C, SIZE, SLOTS, GROUPS)  # fmt: skip
     if SUMS is None:
+        x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)  # again: it is in the cache, and registers are scarce
         y = _activated(x, factor, offset, p, c, SEED, threshold, scale, PIXELS, C, SILU, DROPOUT)
         _store(Y, Y, y, p, c, real, PIXELS, C, 0, FULL)
     else:
@@ -254,6 +255,8 @@ def norm_backward(
             dshift = pull * dbias - PIXELS * common - along * normals
             tl.store(DSHIFT + n * C + c, dshift.to(DSHIFT.dtype.element_ty), mask=real)
     if SUMS is None:
+        x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)
+        normal = x * inverse[None, :] + offset[None, :]
         dx = pull[None, :] * dz - common[None, :] - normal * along[None, :]
         if R1 is not None:
             dx += _load(R1, R2, p, c, real, PIXELS, C1, C2, FULL)
