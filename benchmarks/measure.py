@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,6 +58,7 @@ def peak_bytes(device: torch.device) -> float:
     if device.type != "cuda":
         return float("nan")
     most = torch.cuda.max_memory_allocated()
+    gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     return most

@@ -1,8 +1,9 @@
 """Images per second of sampling, ours and, given a checkout of it, the authors'.
 
-    python benchmarks/sampling.py [--presets mnist cifar10 ...] [--batch-size N] [--levels 8] [--reference PATH]
+    python benchmarks/sampling.py [--presets mnist cifar10 ...] [--batch-size N] [--reference PATH]
 
-A few levels of the chain are timed; images/s are for all K levels of the preset, each of which costs the same.
+One level of the chain is timed, on the authors' side a chain of a few; images/s are for all K levels of the preset,
+each of which costs the same.
 """
 
 from __future__ import annotations

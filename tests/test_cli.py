@@ -213,7 +213,7 @@ def test_running_out_of_memory_says_what_helps(model, capsys, monkeypatch):
 
     monkeypatch.setattr(Model, "_start", exhausted)
     refused(
-        ["sample", "model", "--batch-size", "40"], 1, "not enough memory for 40 images at a time; 20 should", capsys
+        ["sample", "model", "--batch-size", "40"], 1, "not enough memory for 32 images at a time; 16 should", capsys
     )
     monkeypatch.setattr(Model, "from_pretrained", exhausted)
     refused(["sample", "model"], 1, "trainer.accumulate", capsys)

@@ -32,7 +32,7 @@ def config(tiny_config):
         [
             "trainer.steps=8",
             "trainer.warmup=20",
-            "trainer.clip=0.05",
+            "trainer.clip=0.001",
             "trainer.ema=0.8",
             "trainer.checkpoint_every=4",
             "trainer.sample_every=8",
@@ -46,6 +46,7 @@ def trained(config, images, run, *settings) -> tuple[Trainer, list[float], list[
     """A trainer after all its steps, with their losses and gradient norms."""
     config = config.with_settings(settings)
     trainer = Trainer(config, images, run)
+    assert trainer.device.type == "cuda"
     facts = []
     while trainer.step < config.trainer.steps:
         facts.append([float(fact) for fact in trainer.train_step()])
@@ -65,28 +66,39 @@ def test_recorded_training_is_training_in_float32(config, tiny_images, tmp_path,
     replayed, *replayed_facts = trained(config, tiny_images, tmp_path / "recorded", *settings)
     for found, expected in zip(replayed_facts, facts):
         torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=1e-6)
-    assert all(norm > 0.05 for norm in facts[1])  # clipping was at work
+    assert all(norm > 0.001 for norm in facts[1])  # clipping was at work
     for found, expected in zip(weights(replayed), weights(plain)):
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=2e-5)
 
 
 def test_training_with_kernels_is_training_up_to_rounding(config, tiny_images, tmp_path):
     settings = ["network.dropout=0", "network.channels=32"]
-    _, exact, _ = trained(config, tiny_images, tmp_path / "exact", *settings, "engine.precision=float32")
+    _, *exact = trained(config, tiny_images, tmp_path / "exact", *settings, "engine.precision=float32")
     for name, compiled in (("kernels", "true"), ("plain", "false")):
         setting = f"engine.compile={compiled}"
-        _, losses, _ = trained(config, tiny_images, tmp_path / name, *settings, "engine.precision=bf16", setting)
-        torch.testing.assert_close(torch.tensor(losses), torch.tensor(exact), rtol=0.03, atol=1e-4)
+        _, *found = trained(config, tiny_images, tmp_path / name, *settings, "engine.precision=bf16", setting)
+        torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(exact[0]), rtol=1e-3, atol=0)  # losses
+        torch.testing.assert_close(torch.tensor(found[1]), torch.tensor(exact[1]), rtol=0.03, atol=0)  # norms
 
 
-@pytest.mark.parametrize("settings", [["trainer.accumulate=2"], ["engine.checkpoint=true"]])
-def test_batches_in_parts_and_checkpointing_with_kernels(config, tiny_images, tmp_path, settings):
-    common = ["network.dropout=0", "network.channels=32", "engine.precision=bf16"]
-    _, _, norms = trained(config, tiny_images, tmp_path / "whole", *common)
-    _, _, found = trained(config, tiny_images, tmp_path / "other", *common, *settings)
-    if "engine.checkpoint=true" in settings:  # the levels differ if a batch is computed in parts
-        torch.testing.assert_close(torch.tensor(found), torch.tensor(norms), rtol=0.03, atol=1e-4)
-    assert all(torch.tensor(found).isfinite())
+@pytest.mark.parametrize("setting", ["trainer.accumulate=2", "engine.checkpoint=true"])
+def test_batches_in_parts_and_checkpointing_with_kernels(config, tiny_images, tmp_path, setting):
+    common = [setting, "network.dropout=0", "network.channels=32", "engine.precision=bf16"]
+    _, *expected = trained(config, tiny_images, tmp_path / "plain", *common, "engine.compile=false")
+    _, *found = trained(config, tiny_images, tmp_path / "kernels", *common)
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=0.03, atol=0)
+
+
+def test_training_again_after_stopping_goes_on_with_the_recording(config, tiny_images, tmp_path):
+    whole = Trainer(config, tiny_images, tmp_path / "whole")
+    whole.train()
+    trainer = Trainer(config.with_settings(["trainer.steps=4"]), tiny_images, tmp_path / "part")
+    trainer.train()
+    trainer.config = config
+    trainer.train()
+    for found, expected in zip(weights(trainer), weights(whole)):
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
 
 
 def test_a_resumed_run_takes_the_same_steps(config, tiny_images, tmp_path):
@@ -113,35 +125,43 @@ def model(tiny_config, tiny_images) -> Model:
     model = Model.from_images(ModelConfig(config.process, config.network, tiny_images.shape), tiny_images.train)
     with torch.no_grad():
         for parameter in model.network.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.02)
+            parameter.copy_(torch.randn_like(parameter) * 0.1)
     return placed(model.eval(), GPU)
 
 
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.03}
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.03}  # of what the network contributes
 
 
-def test_a_recorded_step_is_the_step(model, precision):
-    noise = SeededNoise(0, torch.arange(6, device=GPU), model.config.shape)
-    step = reverse_step(model.process, inference(model.network, precision), noise)
-    replayed = recorded(step, GPU)
+def test_a_recorded_step_is_the_step_of_the_plain_network(model, precision):
+    numbers = torch.arange(6, device=GPU)
+    noise = SeededNoise(0, numbers, model.config.shape)
+    replayed = recorded(reverse_step(model.process, inference(model.network, precision), noise), GPU)
+    plain, nothing = (
+        reverse_step(model.process, network, noise)
+        for network in (inference(model.network, fused=False), lambda u, k: torch.zeros_like(u))
+    )
     u = torch.rand(6, *model.config.shape, device=GPU)
     with torch.no_grad():
         for k in (9, 7, 5, 3, 1):
             level = torch.full((), k, device=GPU)
-            torch.testing.assert_close(replayed(u, level), step(u, level), rtol=0, atol=TOLERANCE[precision])
+            found, expected, without = replayed(u, level), plain(u, level), nothing(u, level)
+            assert (found - expected).norm() < TOLERANCE[precision] * (expected - without).norm()
 
 
 def test_samples_on_a_gpu_are_those_on_a_cpu_and_do_not_depend_on_the_batch(model, precision):
     images = model.sample(7, seed=3, precision=precision)
-    tolerance = TOLERANCE[precision] * 10  # over ten levels
-    torch.testing.assert_close(
-        model.sample(7, seed=3, batch_size=3, precision=precision), images, rtol=0, atol=tolerance
-    )
-    torch.testing.assert_close(placed(model, torch.device("cpu")).sample(7, seed=3), images, rtol=0, atol=tolerance)
+    others = [
+        model.sample(7, seed=3, batch_size=3, precision=precision),
+        model.sample(7, seed=3, precision=precision, compiled=False),
+        placed(model, torch.device("cpu")).sample(7, seed=3),
+    ]
+    for other in others:
+        torch.testing.assert_close(other, images, rtol=0, atol=1e-4 if precision == torch.float32 else 0.03)
 
 
 def test_the_batch_is_limited_by_memory(model, monkeypatch):
     from ihdm import memory
 
-    monkeypatch.setattr(memory, "free_bytes", lambda device: model._needed(torch.bfloat16)(10) / memory.SHARE)
+    needed = model._needed(torch.bfloat16, fused=True)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: (needed(10) + 1) / memory.SHARE)
     assert model.batch_size(1000, torch.bfloat16) == 10

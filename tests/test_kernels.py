@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 
 import pytest
@@ -101,14 +102,15 @@ def test_dropout_is_a_function_of_the_seed_and_its_gradient_knows_what_was_dropp
     torch.testing.assert_close(found, expected)
 
 
-def test_add_and_its_gradients():
-    h, x, bias = feature_map(3, 12, 5, 7), feature_map(3, 12, 5, 7), leaf(12)
+@pytest.mark.parametrize(("channels", "size"), [(12, (5, 7)), (1, (40, 40)), (2, (64, 64)), (70, (33, 32))])
+def test_add_and_its_gradients(channels, size):
+    h, x, bias = feature_map(3, channels, *size), feature_map(3, channels, *size), leaf(channels, dtype=torch.float32)
     total = kernels.add(h, bias.expand(3, -1), x)
     close(total, h.double() + x.double() + bias.double()[:, None, None], 4e-3)
     dh, dx, dbias = torch.autograd.grad(total, [h, x, bias], torch.ones_like(total))
     assert dh.eq(1).all()
     assert dx.eq(1).all()
-    assert dbias.eq(105).all()
+    assert dbias.eq(3 * math.prod(size)).all()
     close(kernels.add(h, bias.expand(3, -1)), h.double() + bias.double()[:, None, None], 4e-3)
 
 

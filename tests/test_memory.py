@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from ihdm import memory
+from ihdm.config import load_config
 from ihdm.errors import IhdmError
+from ihdm.model import build_network
+from ihdm.model_folder import ModelConfig
 from ihdm.network import UNet
 
 
@@ -22,10 +25,21 @@ def test_peak_memory_counts_what_is_alive_at_once():
 
 
 def test_the_largest_batch_that_fits():
-    needed = {batch: 100 + 10 * batch for batch in range(1, 200)}.__getitem__
+    def needed(batch: int) -> int:
+        return max(500, 100 + 10 * batch)  # small batches are dominated by the weights
+
     assert memory.largest_batch(needed, 64, free=10_000) == 64
-    assert memory.largest_batch(needed, 64, free=(100 + 10 * 20) / memory.SHARE) == 20
-    assert memory.largest_batch(needed, 64, free=5) == 1
+    assert memory.largest_batch(needed, 64, free=701 / memory.SHARE) == 60
+    assert memory.largest_batch(needed, 64, free=5) == 0
+    assert memory.largest_batch(needed, 1, free=5) == 0
+
+
+def test_the_batch_that_fits_a_real_network():
+    config = load_config("cifar10-small")
+    build = partial(build_network, ModelConfig(config.process, config.network, (3, 32, 32)))
+    for count in (memory.to_sample, memory.to_train):
+        needed = partial(count, build, (3, 32, 32), precision=torch.bfloat16)
+        assert memory.largest_batch(needed, 512, free=(needed(100) + 1) / memory.SHARE) == 100
 
 
 def test_what_kernels_keep_is_counted_too():

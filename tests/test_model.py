@@ -49,6 +49,7 @@ def test_image_i_does_not_depend_on_the_batch(model):
 def test_batches_are_the_samples_in_8_bits(model):
     batches = list(model.sample_batches(7, seed=3, batch_size=3))
     assert [len(batch) for batch in batches] == [3, 3, 1]
+    assert [len(batch) for batch in model.sample_batches(9, batch_size=8)] == [5, 4]
     assert all(batch.dtype == torch.uint8 for batch in batches)
     off = torch.cat(batches).float() - model.sample(7, seed=3) * 255
     assert off.abs().max() < 0.51

@@ -204,8 +204,33 @@ def test_a_batch_that_does_not_fit_is_answered_with_one_that_does(tiny_config, t
     with pytest.raises(IhdmError, match=r"4 images at a time; 2 should fit, with --set trainer\.accumulate=4"):
         trainer.train()
     monkeypatch.setattr(memory, "all_bytes", lambda device: 10)
-    with pytest.raises(IhdmError, match=r"1 should fit, with --set trainer\.accumulate=8; 1 with --set engine\.checkp"):
+    with pytest.raises(IhdmError, match="4 images at a time, nor for one"):
         trainer.train()
+
+
+def test_a_loaded_optimizer_keeps_the_memory_order_and_place_of_its_tensors(tmp_path):
+    """Fused Adam asks for the one, a recorded step for the other."""
+    network = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(network.parameters(), fused=True)
+    state = checkpoint.TrainingState(network, torch.nn.Conv2d(3, 4, 3), optimizer)
+
+    def step() -> None:
+        network(torch.ones(1, 3, 5, 5)).square().sum().backward()
+        optimizer.step()
+
+    step()
+    path = checkpoint.save(tmp_path, 1, "data", state, keep=1)
+    saved = {name: value.clone() for name, value in optimizer.state[network.weight].items()}
+    step()
+    places = {name: value.data_ptr() for name, value in optimizer.state[network.weight].items()}
+    fresh = torch.optim.Adam(network.parameters(), fused=True)
+    for loading in (optimizer, fresh):
+        checkpoint.load(path, checkpoint.TrainingState(network, state.average, loading))
+        found = loading.state[network.weight]
+        assert found["exp_avg"].stride() == network.weight.stride()
+        for name, value in saved.items():
+            torch.testing.assert_close(found[name], value)
+    assert {name: value.data_ptr() for name, value in optimizer.state[network.weight].items()} == places
 
 
 def test_learning_rate_rises_holds_and_falls():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -90,4 +91,9 @@ def _load_optimizer(optimizer: Any, tensors: dict[str, Tensor]) -> None:
     for key, tensor in tensors.items():
         number, name = key.split(".", 1)
         state.setdefault(int(number), {})[name] = tensor
+    before = {parameter: dict(tensors) for parameter, tensors in optimizer.state.items()}
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    for parameter, loaded in optimizer.state.items():
+        for name, value in loaded.items():  # in the place it had, or else in the memory order of its parameter
+            new = torch.empty_like(parameter) if value.shape == parameter.shape else value
+            loaded[name] = before.get(parameter, {}).get(name, new).copy_(value)

@@ -40,8 +40,7 @@ def keep_freed_memory() -> None:
     It is for programs to call, not for libraries: the setting is that of the whole process.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:  # it is glibc's
-        mallopt(M_MMAP_THRESHOLD, 2**30)
+    if mallopt is not None and mallopt(M_MMAP_THRESHOLD, 2**30):  # glibc's, if it takes so large a number
         mallopt(M_TRIM_THRESHOLD, 2**30)
 
 
@@ -53,7 +52,7 @@ def choose_precision(name: Precision, device: torch.device, pixels: int) -> torc
     if name != "auto":
         return {"float32": torch.float32, "bf16": torch.bfloat16}[name]
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
     native = device.type == "cpu" and _cpu_computes_in_bf16()
     return torch.bfloat16 if native and pixels >= LEAST_BF16_PIXELS else torch.float32
 
@@ -174,7 +173,7 @@ Work = TypeVar("Work", bound=Callable[..., Tensor])
 
 def recorded(work: Work, device: torch.device, generators: Sequence[torch.Generator] = ()) -> Work:
     """The same function, made faster where that is possible: on a GPU it is replayed from a recording."""
-    return Recorded(work, generators) if device.type == "cuda" else work  # type: ignore[return-value]
+    return Recorded(work, device, generators) if device.type == "cuda" else work  # type: ignore[return-value]
 
 
 class Recorded:
@@ -186,12 +185,22 @@ class Recorded:
     the GPU, and must find the same tensors in the same places each time, other than its arguments.
     """
 
-    def __init__(self, work: Callable[..., Tensor], generators: Sequence[torch.Generator] = (), warmup: int = 2):
-        self.work, self.generators, self.warmup = work, generators, warmup
+    def __init__(
+        self,
+        work: Callable[..., Tensor],
+        device: torch.device,
+        generators: Sequence[torch.Generator] = (),
+        warmup: int = 2,
+    ):
+        self.work, self.device, self.generators, self.warmup = work, device, generators, warmup
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream(device)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
+        with torch.cuda.device(self.device):
+            return self._call(inputs)
+
+    def _call(self, inputs: Sequence[Tensor]) -> Tensor:
         with _choosing_algorithms():
             if self.warmup > 0:
                 self.warmup -= 1
@@ -213,11 +222,12 @@ class Recorded:
 
     def _record(self, inputs: Sequence[Tensor]) -> None:
         self._inputs = [given.clone() for given in inputs]
-        self._graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
         for generator in self.generators:
-            self._graph.register_generator_state(generator)
-        with torch.cuda.graph(self._graph, stream=self._stream):
+            graph.register_generator_state(generator)
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._outputs = self.work(*self._inputs)
+        self._graph = graph
 
 
 @contextlib.contextmanager

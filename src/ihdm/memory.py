@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,37 +22,42 @@ SHARE = 0.85  # of the free memory that a batch may take: counting is not exact,
 Build = Callable[[], nn.Module]
 
 
-def to_sample(build: Build, shape: tuple[int, ...], batch: int, precision: torch.dtype = torch.float32) -> int:
-    """Bytes for the weights and for the largest moment of one evaluation of the network that `build` makes."""
+def to_sample(
+    build: Build, shape: tuple[int, ...], batch: int, precision: torch.dtype = torch.float32, fused: bool = True
+) -> int:
+    """Bytes for the weights and for the largest moment of one evaluation of the network that `build` makes.
+
+    fused: whether bfloat16 is computed with the GPU's kernels.
+    """
     with torch.device("meta"), torch.no_grad():
         network = build().eval()
         u, k = torch.empty(batch, *shape), torch.ones(batch)
-        peak = _peak(lambda: lowered(network, precision)(u, k))
+        peak = _peak(lambda: lowered(network, precision, fused)(u, k))
     return sum(p.nbytes for p in network.parameters()) + u.nbytes + peak
 
 
-def to_train(build: Build, shape: tuple[int, ...], batch: int, precision: torch.dtype = torch.float32) -> int:
+def to_train(
+    build: Build, shape: tuple[int, ...], batch: int, precision: torch.dtype = torch.float32, fused: bool = True
+) -> int:
     """Bytes for weights, gradients, Adam and the average, and for the largest moment of a step."""
     with torch.device("meta"):
         network = build().train()
         u, k = torch.empty(batch, *shape), torch.ones(batch)
-        peak = _peak(lambda: lowered(network, precision)(u, k).sum().backward())
+        peak = _peak(lambda: lowered(network, precision, fused)(u, k).sum().backward())
     return 4 * sum(p.nbytes for p in network.parameters()) + u.nbytes + peak  # the gradients are in the peak
 
 
 def largest_batch(needed: Callable[[int], int], most: int, free: float) -> int:
-    """The largest batch, up to `most`, for which `needed` is no more than a safe share of `free`; at least one."""
+    """The largest batch, up to `most`, for which `needed` is within a safe share of `free`; 0 if there is none."""
     if needed(most) <= SHARE * free:
         return most
-    one = needed(1)
-    each = max(needed(2) - one, 1)
-    return min(most, max(1, 1 + int((SHARE * free - one) // each)))
+    return bisect_right(range(1, most), SHARE * free, key=needed)
 
 
 def free_bytes(device: torch.device) -> int:
-    """What a GPU has left, with what torch holds unused."""
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
+    """What a GPU has left."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def all_bytes(device: torch.device) -> int:

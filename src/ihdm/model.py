@@ -112,37 +112,41 @@ class Model(nn.Module):
         if n < 0 or (batch_size is not None and batch_size < 1):
             raise ValueError(f"cannot make {n} images in batches of {batch_size}")
         process, device = self._process(delta_ratio), next(self.network.parameters()).device
-        size = min(batch_size or self.batch_size(n, precision), max(n, 1))
+        size = _even(n, batch_size or self.batch_size(n, precision, compiled))
         numbers = torch.arange(size, device=device)
         noise = SeededNoise(seed, numbers * 0 if same_noise else numbers, self.config.shape)
         step = self._step(process, noise, size, precision, compiled)
         with tqdm(total=n, desc="sampling", unit="image", disable=not progress, leave=False) as bar:
             for first in range(0, n, size):
                 count = min(size, n - first)
-                with memory.advice(lambda: self._fewer_images(size, precision)):
+                with memory.advice(lambda: self._fewer_images(size, precision, compiled)):
                     u_K = self._start(process, numbers, seed, same_start)
                     images = last(chain(step, u_K, process.K))
                 yield images[:count].clamp(0, 1)
                 bar.update(count)
                 numbers += size  # in place: the recorded step reads these very numbers
 
-    def batch_size(self, n: int, precision: torch.dtype = torch.float32) -> int:
+    def batch_size(self, n: int, precision: torch.dtype = torch.float32, compiled: bool = True) -> int:
         """Images to compute at a time, if there are n to make: no more than pays off, and than there is memory for."""
         device = next(self.network.parameters()).device
         kind, pixels = "cuda" if device.type == "cuda" else "cpu", math.prod(self.config.shape[1:])
         most = max(1, min(n, MOST_IMAGES[kind], MOST_PIXELS[kind] // pixels))
 
-        if device.type == "cuda":
-            most = memory.largest_batch(self._needed(precision), most, memory.free_bytes(device))
-        return -(-n // -(-n // most)) if n else 1  # as many batches, of equal size
+        if kind == "cuda":
+            needed = self._needed(precision, compiled)
+            most = max(1, memory.largest_batch(needed, most, memory.free_bytes(device)))
+        return _even(n, most)
 
-    def _needed(self, precision: torch.dtype) -> Callable[[int], int]:
-        return lambda batch: memory.to_sample(partial(build_network, self.config), self.config.shape, batch, precision)
+    def _needed(self, precision: torch.dtype, fused: bool) -> Callable[[int], int]:
+        build = partial(build_network, self.config)
+        return lambda batch: memory.to_sample(build, self.config.shape, batch, precision, fused)
 
-    def _fewer_images(self, size: int, precision: torch.dtype) -> str:
+    def _fewer_images(self, size: int, precision: torch.dtype, compiled: bool) -> str:
         device = next(self.network.parameters()).device
-        fitting = memory.largest_batch(self._needed(precision), max(1, size // 2), memory.all_bytes(device))
-        return f"not enough memory for {size} images at a time; {fitting} should fit (--batch-size {fitting})"
+        needed = self._needed(precision, compiled and device.type == "cuda")
+        fitting = memory.largest_batch(needed, max(1, size // 2), memory.all_bytes(device))
+        advice = f"; {fitting} should fit (--batch-size {fitting})" if fitting else ", nor for one"
+        return f"not enough memory for {size} images at a time{advice}"
 
     @torch.no_grad()
     def trajectory(
@@ -154,12 +158,13 @@ class Model(nn.Module):
         same_start: bool = False,
         same_noise: bool = False,
         precision: torch.dtype = torch.float32,
+        compiled: bool = True,
     ) -> Iterator[tuple[int, Tensor]]:
         """(k, u_k) for k = K..0: the path of the images that `sample` returns, in one batch, on the CPU."""
         process, device = self._process(delta_ratio), next(self.network.parameters()).device
         numbers = torch.arange(n, device=device)
         noise = SeededNoise(seed, numbers * 0 if same_noise else numbers, self.config.shape)
-        step = self._step(process, noise, n, precision, compiled=True)
+        step = self._step(process, noise, n, precision, compiled)
         for k, u in chain(step, self._start(process, numbers, seed, same_start), process.K):
             yield k, u.clamp(0, 1).cpu()
 
@@ -220,6 +225,11 @@ class Model(nn.Module):
         spectrum = Spectrum(**_with_prefix(tensors, SPECTRUM)) if config.process.skip == "linear" else None
         process = build_process(config.process, laplacian, spectrum)
         return cls(config, process, network.eval(), _read_prior(folder, config, process))
+
+
+def _even(n: int, most: int) -> int:
+    """The size of batches, no larger than `most`, if n things are divided into as few and equal ones as can be."""
+    return -(-n // -(-n // most)) if n else 1
 
 
 def build_process(config: ProcessConfig, laplacian: GridLaplacian, spectrum: Spectrum | None) -> InverseHeat:

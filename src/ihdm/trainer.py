@@ -1,4 +1,7 @@
-"""The training loop. A step depends on the settings and its own number alone, so a stopped run goes on exactly."""
+"""The training loop. A step depends on the settings and its own number alone, so a stopped run goes on exactly.
+
+On a CPU that is to the bit; on a GPU up to rounding, as algorithms are chosen by their speed at each start.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -42,7 +46,8 @@ class Trainer:
         self.config, self.images, self.run = config, images, run
         device = choose_device(config.engine.device)
         self.precision = choose_precision(config.engine.precision, device, math.prod(images.shape[1:]))
-        self.accelerator = Accelerator(cpu=device.type == "cpu")
+        AcceleratorState._reset_state(reset_partial_state=True)  # another run in this process may have set it otherwise
+        self.accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="no")
         self.device = device = self.accelerator.device
         if config.trainer.batch_size % self.accelerator.num_processes:
             raise UsageError(
@@ -57,9 +62,11 @@ class Trainer:
         network = placed(self.model.network, device)
         network.checkpoint = config.engine.checkpoint  # type: ignore[assignment]
         self.average = copy.deepcopy(network).eval().requires_grad_(False)
+        self.compiled = config.engine.compile and device.type == "cuda"
         self.optimizer = torch.optim.Adam(
-            network.parameters(), lr=config.trainer.lr, fused=True, capturable=device.type == "cuda"
+            network.parameters(), lr=config.trainer.lr, fused=True, capturable=self.compiled
         )
+        self.optimizer._warned_capturable_if_run_uncaptured = True  # the first steps are, on purpose
         self.averaging = averaging(self.average, network)
         self.state = checkpoint.TrainingState(network, self.average, self.optimizer)
         self.batches = Batches(resident, config.trainer.batch_size, config.trainer.seed, device)
@@ -68,7 +75,7 @@ class Trainer:
         self.rates = torch.zeros(2, device=device)
         self.step = 0
         lower = lowered(network, self.precision, config.engine.compile)
-        if config.engine.compile and device.type == "cuda":
+        if self.compiled:
             part = self.batches.at(0)[:: config.trainer.accumulate * self.accelerator.num_processes]
             compile_ahead(network, to_unit(part), self.precision)
             self.network = lower
@@ -198,15 +205,17 @@ class Trainer:
 
         def fitting(checkpoint: bool) -> int:
             build = partial(build_network, self.model.config, checkpoint)
-            needed = partial(memory.to_train, build, self.model.config.shape, precision=self.precision)
+            needed = partial(memory.to_train, build, self.model.config.shape)
+            needed = partial(needed, precision=self.precision, fused=self.compiled)
             return memory.largest_batch(needed, max(1, part // 2), memory.all_bytes(self.device))
 
-        fits = fitting(self.config.engine.checkpoint)
-        more = "" if self.config.engine.checkpoint else f"; {fitting(True)} with --set engine.checkpoint=true"
-        return (
-            f"not enough memory for {part} images at a time; {fits} should fit, "
-            f"with --set trainer.accumulate={-(-images // fits)}{more}"
-        )
+        plain, again = fitting(self.config.engine.checkpoint), fitting(True)
+        message = f"not enough memory for {part} images at a time"
+        if plain:
+            message += f"; {plain} should fit, with --set trainer.accumulate={-(-images // plain)}"
+        if again > plain:
+            message += f"; {again} with --set engine.checkpoint=true trainer.accumulate={-(-images // again)}"
+        return message if again else f"{message}, nor for one; smaller images or a smaller network are needed"
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint, or begin the run folder."""

@@ -13,9 +13,12 @@ here, which is done for all vectors of the network together (`engine.Lowered`).
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,14 +28,21 @@ from torch import Tensor
 WHOLE = 16_384  # elements: up to so many, a program holds all pixels of its channels in registers
 TILE = 4096  # elements that it holds otherwise
 CHUNK = 1024  # pixels of a large map that it goes through
+MOST_IMAGES = 65_535  # CUDA's limit for the second number of a grid
 
 _COMPILING = ContextVar("compiling", default=False)
 
 
 def usable(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernels can run there; on the meta device they only make their outputs, to count memory."""
-    there = device.type == "meta" or (device.type == "cuda" and find_spec("triton") is not None)
-    return there and dtype == torch.bfloat16
+    return dtype == torch.bfloat16 and (device.type == "meta" or (device.type == "cuda" and _can_compile()))
+
+
+@cache
+def _can_compile() -> bool:
+    """Whether Triton is there, for NVIDIA's GPUs, with the C compiler that it needs."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
+    return find_spec("triton") is not None and torch.version.hip is None and compiler is not None
 
 
 def norm(
@@ -126,7 +136,7 @@ class _Add(torch.autograd.Function):
         chunks = -(-pixels // CHUNK)
         dbias = dtotal.new_empty(images, chunks, channels, dtype=torch.float32)
         columns = min(32, _power_of_two(channels))
-        rows = min(TILE // columns, _power_of_two(pixels))
+        rows = min(CHUNK, TILE // columns, _power_of_two(pixels))
         chunk = min(CHUNK, rows * -(-pixels // rows))
         grid = (-(-channels // columns), images, chunks)
         _launch("sum_pixels", grid, dtotal, dbias, pixels, channels, CHUNK=chunk, ROWS=rows, COLUMNS=columns)
@@ -138,6 +148,8 @@ class _Work:
 
     def __init__(self, parts: Sequence[Tensor], groups: int, silu: bool, dropout: float):
         self.images = len(parts[0])
+        if self.images > MOST_IMAGES:
+            raise ValueError(f"a GPU takes at most {MOST_IMAGES:,} images at a time, not {self.images:,}")
         widths, pixels = [part.shape[1] for part in parts], parts[0].shape[2] * parts[0].shape[3]
         self.channels = sum(widths)
         size = self.channels // groups

@@ -1,4 +1,7 @@
-"""The kernels themselves, in Triton. Program (b, n) works on block b of the channels of image n."""
+"""The kernels themselves, in Triton.
+
+Program (b, n, i) of a normalisation works on block b of the channels of image n, on all pixels or on chunk i of them.
+"""
 
 # mypy: ignore-errors
 import triton
@@ -71,8 +74,9 @@ def _group_sums(x, SLOTS: tl.constexpr, GROUPS: tl.constexpr):
 def _kept(p, c, SEED, threshold, PIXELS: tl.constexpr, C: tl.constexpr):
     """Which elements dropout keeps: a hash of the element's number and the seed."""
     number = (tl.program_id(1) * PIXELS + p)[:, None] * C + c[None, :]
-    h = (number.to(tl.uint32) ^ tl.load(SEED).to(tl.uint32)) * 0x9E3779B1
-    return (h ^ (h >> 15)) * 0x85EBCA77 >= threshold.to(tl.uint32)
+    h = number.to(tl.uint32) ^ tl.load(SEED).to(tl.uint32)
+    h = (h ^ (h >> 16)) * 0x7FEB352D
+    return (h ^ (h >> 15)) * 0x846CA68B >= threshold.to(tl.uint32)
 
 
 @triton.jit
