@@ -162,6 +162,7 @@ class _Work:
         rows = rows if self.whole else min(CHUNK, max(1, TILE // (at_once * slots)))
         self.chunks = 1 if self.whole else -(-pixels // CHUNK)
         self.grid = (groups // at_once, self.images, self.chunks)
+        alike = len(widths) == 2 and widths[0] == widths[1] and widths[0] % (at_once * size) == 0
         self.options = {
             "PIXELS": pixels,
             "C1": widths[0],
@@ -171,8 +172,10 @@ class _Work:
             "GROUPS": at_once,
             "ROWS": rows,
             "CHUNK": rows if self.whole else CHUNK,
+            "FULL": slots == size and pixels % (rows if self.whole else CHUNK) == 0,
+            "ALIKE": alike and slots == size,
             "num_warps": 4 if self.whole and rows * at_once * slots <= WHOLE // 2 else 8,
-            "maxnreg": 128,  # so that two programs or more share a multiprocessor
+            "maxnreg": 255 if len(widths) == 2 and not alike else 128,  # with 128, two programs fit a multiprocessor
         }
         self.activation = {
             "SILU": silu,

@@ -1,9 +1,11 @@
 """The kernels themselves, in Triton.
 
 Program (b, n, i) of a normalisation works on block b of the channels of image n, on all pixels or on chunk i of them.
+FULL: all elements of all programs exist. ALIKE: of two feature maps side by side, equally wide, a program works on one.
 """
 
 # mypy: ignore-errors
+# ruff: noqa: SIM108 -- branches at compile time are clearer as such
 import triton
 import triton.language as tl
 
@@ -27,30 +29,49 @@ def _place(X, p, c, PIXELS: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def _load(X1, X2, p, c, real, PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, FULL: tl.constexpr):
-    """Pixels p of channels c of two feature maps side by side, in float32; 0 outside, unless all are inside."""
-    if C2 == 0 and FULL:
-        x = tl.load(_place(X1, p, c, PIXELS, C1)).to(tl.float32)
-    elif C2 == 0:
-        inside = (p < PIXELS)[:, None] & real[None, :]
-        x = tl.load(_place(X1, p, c, PIXELS, C1), mask=inside, other=0.0).to(tl.float32)
+def _which(X1, X2, C2: tl.constexpr):
+    """The one of two feature maps of equal width in which this program's channels are, or the only one."""
+    if C2 == 0:
+        X = X1
     else:
-        inside = (p < PIXELS)[:, None] & real[None, :]
+        X = X1 if 2 * tl.program_id(0) < tl.num_programs(0) else X2
+    return X
+
+
+@triton.jit
+def _load(
+    X1, X2, p, c, real,
+    PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, FULL: tl.constexpr, ALIKE: tl.constexpr,
+):  # fmt: skip
+    """Pixels p of channels c of two feature maps side by side, in float32; 0 outside, unless all are inside."""
+    inside = (p < PIXELS)[:, None] & real[None, :]
+    if C2 == 0 or ALIKE:
+        place = _place(_which(X1, X2, C2), p, c % C1, PIXELS, C1)
+        if FULL:
+            x = tl.load(place).to(tl.float32)
+        else:
+            x = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    else:
         x = tl.load(_place(X1, p, c, PIXELS, C1), mask=inside & (c < C1)[None, :], other=0.0).to(tl.float32)
         x += tl.load(_place(X2, p, c - C1, PIXELS, C2), mask=inside & (c >= C1)[None, :], other=0.0).to(tl.float32)
     return x
 
 
 @triton.jit
-def _store(X1, X2, x, p, c, real, PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, FULL: tl.constexpr):
+def _store(
+    X1, X2, x, p, c, real,
+    PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, FULL: tl.constexpr, ALIKE: tl.constexpr,
+):  # fmt: skip
     """The reverse of `_load`."""
     x = x.to(X1.dtype.element_ty)
-    if C2 == 0 and FULL:
-        tl.store(_place(X1, p, c, PIXELS, C1), x)
-    elif C2 == 0:
-        tl.store(_place(X1, p, c, PIXELS, C1), x, mask=(p < PIXELS)[:, None] & real[None, :])
+    inside = (p < PIXELS)[:, None] & real[None, :]
+    if C2 == 0 or ALIKE:
+        place = _place(_which(X1, X2, C2), p, c % C1, PIXELS, C1)
+        if FULL:
+            tl.store(place, x)
+        else:
+            tl.store(place, x, mask=inside)
     else:
-        inside = (p < PIXELS)[:, None] & real[None, :]
         tl.store(_place(X1, p, c, PIXELS, C1), x, mask=inside & (c < C1)[None, :])
         tl.store(_place(X2, p, c - C1, PIXELS, C2), x, mask=inside & (c >= C1)[None, :])
 
@@ -129,16 +150,16 @@ def _activated(
 def norm_forward(
     X1, X2, SHIFT, shift_row, WEIGHT, BIAS, SEED, Y, STATS, SUMS, eps, threshold, scale,
     PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr,
-    GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, SILU: tl.constexpr, DROPOUT: tl.constexpr,
+    GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr, ALIKE: tl.constexpr,
+    SILU: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Small maps: all pixels at once. Large ones: chunk by chunk, with the sums that `norm_sums` has left."""
     c, real = _channels(SIZE, SLOTS, GROUPS)
     p = tl.arange(0, ROWS)
     C: tl.constexpr = C1 + C2
-    FULL: tl.constexpr = PIXELS % CHUNK == 0 and SLOTS == SIZE
-    pivot = tl.sum(_load(X1, X2, tl.arange(0, 1), c, real, PIXELS, C1, C2, FULL), 0)  # keeps the squares small
+    pivot = tl.sum(_load(X1, X2, tl.arange(0, 1), c, real, PIXELS, C1, C2, FULL, ALIKE), 0)  # keeps the squares small
     if SUMS is None:
-        x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)
+        x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL, ALIKE)
         away = _inside(x - pivot[None, :], p, PIXELS, FULL)
         total, squares = tl.sum(away, 0), tl.sum(away * away, 0)
     else:
@@ -146,15 +167,17 @@ def norm_forward(
     factor, offset = _finish(total, squares, pivot, c, real, SHIFT, shift_row, WEIGHT, BIAS, STATS, eps,
                              PIXELS, C, SIZE, SLOTS, GROUPS)  # fmt: skip
     if SUMS is None:
-        x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)  # again: it is in the cache, and registers are scarce
+        x = _load(
+            X1, X2, p, c, real, PIXELS, C1, C2, FULL, ALIKE
+        )  # again: it is in the cache, and registers are scarce
         y = _activated(x, factor, offset, p, c, SEED, threshold, scale, PIXELS, C, SILU, DROPOUT)
-        _store(Y, Y, y, p, c, real, PIXELS, C, 0, FULL)
+        _store(Y, Y, y, p, c, real, PIXELS, C, 0, FULL, False)
     else:
         p += tl.program_id(2) * CHUNK
         for _ in range(0, CHUNK, ROWS):
-            x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)
+            x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL, ALIKE)
             y = _activated(x, factor, offset, p, c, SEED, threshold, scale, PIXELS, C, SILU, DROPOUT)
-            _store(Y, Y, y, p, c, real, PIXELS, C, 0, FULL)
+            _store(Y, Y, y, p, c, real, PIXELS, C, 0, FULL, False)
             p += ROWS
 
 
@@ -177,16 +200,15 @@ def _gathered(SUMS, which, c, real, C: tl.constexpr):
 def norm_sums(
     X1, X2, SUMS,
     PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr,
-    GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
+    GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr, ALIKE: tl.constexpr,
 ):  # fmt: skip
     """Of one chunk of pixels, the sums of x - pivot and of its squares."""
     c, real = _channels(SIZE, SLOTS, GROUPS)
     p = tl.program_id(2) * CHUNK + tl.arange(0, ROWS)
-    FULL: tl.constexpr = PIXELS % CHUNK == 0 and SLOTS == SIZE
-    pivot = tl.sum(_load(X1, X2, tl.arange(0, 1), c, real, PIXELS, C1, C2, FULL), 0)
+    pivot = tl.sum(_load(X1, X2, tl.arange(0, 1), c, real, PIXELS, C1, C2, FULL, ALIKE), 0)
     total, squares = tl.zeros((ROWS, GROUPS * SLOTS), tl.float32), tl.zeros((ROWS, GROUPS * SLOTS), tl.float32)
     for _ in range(0, CHUNK, ROWS):
-        away = _inside(_load(X1, X2, p, c, real, PIXELS, C1, C2, FULL) - pivot[None, :], p, PIXELS, FULL)
+        away = _inside(_load(X1, X2, p, c, real, PIXELS, C1, C2, FULL, ALIKE) - pivot[None, :], p, PIXELS, FULL)
         total += away
         squares += away * away
         p += ROWS
@@ -211,13 +233,13 @@ def _known(
 @triton.jit
 def _before_norm(
     X1, X2, SEED, DY, p, c, real, threshold, scale, inverse, offset, weight, bias,
-    PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, FULL: tl.constexpr, SILU: tl.constexpr,
-    DROPOUT: tl.constexpr,
+    PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, FULL: tl.constexpr, ALIKE: tl.constexpr,
+    SILU: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """The normalised input, and the gradient of what weight and bias made of it."""
     C: tl.constexpr = C1 + C2
-    x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)
-    dz = _load(DY, DY, p, c, real, PIXELS, C, 0, FULL)
+    x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL, ALIKE)
+    dz = _load(DY, DY, p, c, real, PIXELS, C, 0, FULL, False)
     normal = _inside(x * inverse[None, :] + offset[None, :], p, PIXELS, FULL)
     if DROPOUT:
         dz = tl.where(_kept(p, c, SEED, threshold, PIXELS, C), dz * scale, 0.0)
@@ -233,18 +255,18 @@ def norm_backward(
     X1, X2, SHIFT, shift_row, WEIGHT, BIAS, SEED, STATS, DY, R1, R2, DX1, DX2, DSHIFT, DWEIGHT, DBIAS, SUMS,
     threshold, scale,
     PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr,
-    GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, SILU: tl.constexpr, DROPOUT: tl.constexpr,
+    GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr, ALIKE: tl.constexpr,
+    SILU: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Small maps: all pixels at once. Large ones: chunk by chunk, with the sums that `norm_backward_sums` has left."""
     c, real = _channels(SIZE, SLOTS, GROUPS)
     p = tl.arange(0, ROWS)
     C: tl.constexpr = C1 + C2
-    FULL: tl.constexpr = PIXELS % CHUNK == 0 and SLOTS == SIZE
     n = tl.program_id(1)
     inverse, offset, weight, bias = _known(c, real, SHIFT, shift_row, WEIGHT, BIAS, STATS, C, SIZE)
     if SUMS is None:
         normal, dz = _before_norm(X1, X2, SEED, DY, p, c, real, threshold, scale, inverse, offset, weight, bias,
-                                  PIXELS, C1, C2, FULL, SILU, DROPOUT)  # fmt: skip
+                                  PIXELS, C1, C2, FULL, ALIKE, SILU, DROPOUT)  # fmt: skip
         dbias, dweight, normals = tl.sum(dz, 0), tl.sum(dz * normal, 0), tl.sum(normal, 0)
     else:
         dbias, dweight = _gathered(SUMS, 0, c, real, C), _gathered(SUMS, 1, c, real, C)
@@ -259,21 +281,21 @@ def norm_backward(
             dshift = pull * dbias - PIXELS * common - along * normals
             tl.store(DSHIFT + n * C + c, dshift.to(DSHIFT.dtype.element_ty), mask=real)
     if SUMS is None:
-        x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)
+        x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL, ALIKE)
         normal = x * inverse[None, :] + offset[None, :]
         dx = pull[None, :] * dz - common[None, :] - normal * along[None, :]
         if R1 is not None:
-            dx += _load(R1, R2, p, c, real, PIXELS, C1, C2, FULL)
-        _store(DX1, DX2, dx, p, c, real, PIXELS, C1, C2, FULL)
+            dx += _load(R1, R2, p, c, real, PIXELS, C1, C2, FULL, ALIKE)
+        _store(DX1, DX2, dx, p, c, real, PIXELS, C1, C2, FULL, ALIKE)
     else:
         p += tl.program_id(2) * CHUNK
         for _ in range(0, CHUNK, ROWS):
             normal, dz = _before_norm(X1, X2, SEED, DY, p, c, real, threshold, scale, inverse, offset, weight, bias,
-                                      PIXELS, C1, C2, FULL, SILU, DROPOUT)  # fmt: skip
+                                      PIXELS, C1, C2, FULL, ALIKE, SILU, DROPOUT)  # fmt: skip
             dx = pull[None, :] * dz - common[None, :] - normal * along[None, :]
             if R1 is not None:
-                dx += _load(R1, R2, p, c, real, PIXELS, C1, C2, FULL)
-            _store(DX1, DX2, dx, p, c, real, PIXELS, C1, C2, FULL)
+                dx += _load(R1, R2, p, c, real, PIXELS, C1, C2, FULL, ALIKE)
+            _store(DX1, DX2, dx, p, c, real, PIXELS, C1, C2, FULL, ALIKE)
             p += ROWS
 
 
@@ -281,19 +303,19 @@ def norm_backward(
 def norm_backward_sums(
     X1, X2, SHIFT, shift_row, WEIGHT, BIAS, SEED, STATS, DY, SUMS, threshold, scale,
     PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr,
-    GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, SILU: tl.constexpr, DROPOUT: tl.constexpr,
+    GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr, ALIKE: tl.constexpr,
+    SILU: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Of one chunk of pixels, the sums of dz, of dz x normalised and of normalised."""
     c, real = _channels(SIZE, SLOTS, GROUPS)
     p = tl.program_id(2) * CHUNK + tl.arange(0, ROWS)
     C: tl.constexpr = C1 + C2
-    FULL: tl.constexpr = PIXELS % CHUNK == 0 and SLOTS == SIZE
     inverse, offset, weight, bias = _known(c, real, SHIFT, shift_row, WEIGHT, BIAS, STATS, C, SIZE)
     one = tl.zeros((ROWS, GROUPS * SLOTS), tl.float32)
     two, three = tl.zeros_like(one), tl.zeros_like(one)
     for _ in range(0, CHUNK, ROWS):
         normal, dz = _before_norm(X1, X2, SEED, DY, p, c, real, threshold, scale, inverse, offset, weight, bias,
-                                  PIXELS, C1, C2, FULL, SILU, DROPOUT)  # fmt: skip
+                                  PIXELS, C1, C2, FULL, ALIKE, SILU, DROPOUT)  # fmt: skip
         one += dz
         two += dz * normal
         three += normal
