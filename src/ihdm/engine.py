@@ -64,31 +64,28 @@ def _cpu_computes_in_bf16() -> bool:
 
 
 class Lowered(nn.Module):
-    """A network that computes in `precision` from float32 weights, and answers in float32."""
+    """A network that computes in `precision` from float32 weights, and answers in float32.
+
+    With the GPU's kernels, vectors stay as they are and are given for each image; else those of normalisations stay.
+    """
 
     def __init__(self, network: nn.Module, precision: torch.dtype, fused: bool = True):
         super().__init__()
         self.network, self.precision, self.fused = network, precision, fused
 
     def forward(self, u: Tensor, k: Tensor) -> Tensor:
-        return self.call(self.weights(), u, k)
-
-    def weights(self) -> dict[str, Tensor]:
-        """The weights in the precision that is wanted; gradients flow through the conversion."""
         named = dict(self.network.named_parameters())
-        fused = self.fused and kernels.usable(next(iter(named.values())).device, self.precision)
-        norms = tuple(f"{name}." for name, module in self.network.named_modules() if isinstance(module, nn.GroupNorm))
-        kept = [name for name, p in named.items() if (p.ndim == 1 if fused else name.startswith(norms))]
-        converted = [name for name in named if name not in set(kept)]
-        lower = _Convert.apply(self.precision, *(named[name] for name in converted))
-        return {**{name: named[name] for name in kept}, **dict(zip(converted, lower))}
-
-    def call(self, weights: dict[str, Tensor], u: Tensor, k: Tensor) -> Tensor:
-        """The network with such weights; vectors go to the kernels, which want them for each image."""
         if self.fused and kernels.usable(u.device, self.precision):
-            vectors = [name for name, weight in weights.items() if weight.ndim == 1]
-            weights = weights | dict(zip(vectors, _PerImage.apply(len(u), *(weights[name] for name in vectors))))
-        return functional_call(self.network, weights, (u.to(self.precision), k)).float()
+            vectors = [name for name, weight in named.items() if weight.ndim == 1]
+            kept = dict(zip(vectors, _PerImage.apply(len(u), *(named[name] for name in vectors))))
+        else:
+            kept = {f"{name}.{part}": named[f"{name}.{part}"] for name in self._norms() for part in ("weight", "bias")}
+        converted = [name for name in named if name not in kept]
+        lower = dict(zip(converted, _Convert.apply(self.precision, *(named[name] for name in converted))))
+        return functional_call(self.network, kept | lower, (u.to(self.precision), k)).float()
+
+    def _norms(self) -> list[str]:
+        return [name for name, module in self.network.named_modules() if isinstance(module, nn.GroupNorm)]
 
 
 def compile_ahead(network: nn.Module, u: Tensor, precision: torch.dtype) -> None:
