@@ -103,3 +103,11 @@ def test_pooling_averages_what_there_is_and_repetition_undoes_its_size():
     repeated = Upsample(1, "pool")(pooled, size=(3, 5))
     assert repeated.shape == x.shape
     assert repeated[0, 0, 0].tolist() == [3.0, 3.0, 5.0, 5.0, 6.5]
+
+
+@pytest.mark.parametrize("size", [(6, 8), (5, 8), (5, 7)])
+def test_upsampling_with_a_convolution_repeats_pixels_and_convolves(size):
+    layer, x = Upsample(2, "conv"), torch.randn(3, 2, 3, 4)
+    repeated = x.repeat_interleave(2, -2).repeat_interleave(2, -1)[..., : size[0], : size[1]]
+    expected = F.conv2d(repeated, layer.conv.weight, layer.conv.bias, padding=1)
+    torch.testing.assert_close(layer(x, size=size), expected, rtol=1e-4, atol=1e-6)

@@ -208,6 +208,39 @@ def test_a_batch_that_does_not_fit_is_answered_with_one_that_does(tiny_config, t
         trainer.train()
 
 
+def test_a_step_is_clipping_then_adam_then_the_moving_average(tiny_config, tiny_images, tmp_path):
+    """Against the formulas, written out, from the gradients that the trainer finds; both rates ramp."""
+    config = tiny_config.with_settings(["trainer.clip=0.001", "trainer.ema=0.5", "trainer.warmup=4"])
+    trainer = Trainer(config, tiny_images, tmp_path / "run")
+    weights, averages = (
+        [p.detach().clone().double() for p in m.parameters()] for m in (trainer.state.network, trainer.average)
+    )
+    first, second = ([torch.zeros_like(w) for w in weights] for _ in range(2))
+    update, gradients = trainer._update, []
+
+    def watched(rates):
+        gradients[:] = [p.grad.clone().double() for p in trainer.state.network.parameters()]
+        return update(rates)
+
+    trainer._update = watched
+    for step in range(4):
+        _, norm = trainer.train_step()
+        trainer.step += 1
+        expected_norm = torch.cat([g.flatten() for g in gradients]).norm()
+        assert float(norm) == pytest.approx(float(expected_norm), rel=1e-5) and norm > 0.001
+        decay = min(0.5, (1 + step) / (10 + step)) if step else 0.0
+        for i, gradient in enumerate(gradients):
+            clipped = gradient * 0.001 / expected_norm
+            first[i] = 0.9 * first[i] + 0.1 * clipped
+            second[i] = 0.999 * second[i] + 0.001 * clipped**2
+            mean, square = first[i] / (1 - 0.9 ** (step + 1)), second[i] / (1 - 0.999 ** (step + 1))
+            weights[i] -= 0.002 * (step + 1) / 4 * mean / (square.sqrt() + 1e-8)
+            averages[i] = decay * averages[i] + (1 - decay) * weights[i]
+        for found, expected in ((trainer.state.network, weights), (trainer.average, averages)):
+            for one, other in zip(found.parameters(), expected):
+                torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=2e-6)
+
+
 def test_a_loaded_optimizer_keeps_the_memory_order_and_place_of_its_tensors(tmp_path):
     """Fused Adam asks for the one, a recorded step for the other."""
     network = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)

@@ -131,7 +131,6 @@ class Model(nn.Module):
         device = next(self.network.parameters()).device
         kind, pixels = "cuda" if device.type == "cuda" else "cpu", math.prod(self.config.shape[1:])
         most = max(1, min(n, MOST_IMAGES[kind], MOST_PIXELS[kind] // pixels))
-
         if kind == "cuda":
             needed = self._needed(precision, compiled)
             most = max(1, memory.largest_batch(needed, most, memory.free_bytes(device)))
