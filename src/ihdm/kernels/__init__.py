@@ -113,7 +113,9 @@ class _Norm(torch.autograd.Function):
         if sums is not None:
             work.launch("norm_backward_sums", *inputs, sums, **work.activation)
         outputs = (dx[0], dx[-1], dshift, dweight, dbias)
-        work.launch("norm_backward", *inputs, added[0], added[-1], *outputs, sums, **work.activation)
+        warps = work.options["num_warps"] * (2 if work.whole else 1)  # it holds more than the forward pass
+        options = {**work.activation, "num_warps": warps}
+        work.launch("norm_backward", *inputs, added[0], added[-1], *outputs, sums, **options)
         return dshift, dweight, dbias, None, None, None, None, None, *dx
 
 
@@ -162,7 +164,6 @@ class _Work:
         rows = rows if self.whole else min(CHUNK, max(1, TILE // (at_once * slots)))
         self.chunks = 1 if self.whole else -(-pixels // CHUNK)
         self.grid = (groups // at_once, self.images, self.chunks)
-        alike = len(widths) == 2 and widths[0] == widths[1] and widths[0] % (at_once * size) == 0
         self.options = {
             "PIXELS": pixels,
             "C1": widths[0],
@@ -173,9 +174,8 @@ class _Work:
             "ROWS": rows,
             "CHUNK": rows if self.whole else CHUNK,
             "FULL": slots == size and pixels % (rows if self.whole else CHUNK) == 0,
-            "ALIKE": alike and slots == size,
             "num_warps": 4 if self.whole and rows * at_once * slots <= WHOLE // 2 else 8,
-            "maxnreg": 255 if len(widths) == 2 and not alike else 128,  # with 128, two programs fit a multiprocessor
+            "maxnreg": 128,  # so that two programs or more fit a multiprocessor
         }
         self.activation = {
             "SILU": silu,
@@ -189,7 +189,7 @@ class _Work:
         return None if self.whole else like.new_empty(count, self.images, self.chunks, self.channels)
 
     def launch(self, name: str, *arguments: Any, **options: Any) -> None:
-        _launch(name, self.grid, *arguments, **self.options, **options)
+        _launch(name, self.grid, *arguments, **(self.options | options))
 
 
 def _launch(name: str, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:

@@ -1,7 +1,7 @@
 """The kernels themselves, in Triton.
 
 Program (b, n, i) of a normalisation works on block b of the channels of image n, on all pixels or on chunk i of them.
-FULL: all elements of all programs exist. ALIKE: of two feature maps side by side, equally wide, a program works on one.
+FULL: all elements of all programs exist.
 """
 
 # mypy: ignore-errors
@@ -23,57 +23,45 @@ def _channels(SIZE: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr):
 
 
 @triton.jit
-def _place(X, p, c, PIXELS: tl.constexpr, C: tl.constexpr):
-    """Where pixels p of channels c of this program's image are."""
-    return X + tl.program_id(1).to(tl.int64) * PIXELS * C + p[:, None] * C + c[None, :]
-
-
-@triton.jit
-def _which(X1, X2, C2: tl.constexpr):
-    """The one of two feature maps of equal width in which this program's channels are, or the only one."""
+def _place(X1, X2, p, c, PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr):
+    """Where pixels p of channels c of this program's image are, in one feature map or in two side by side."""
+    n = tl.program_id(1).to(tl.int64)
     if C2 == 0:
-        X = X1
+        place = (X1 + n * PIXELS * C1 + c)[None, :] + p[:, None] * C1
     else:
-        X = X1 if 2 * tl.program_id(0) < tl.num_programs(0) else X2
-    return X
+        first = tl.where(c < C1, X1 + n * PIXELS * C1 + c, X2 + n * PIXELS * C2 + c - C1)
+        place = first[None, :] + p[:, None] * tl.where(c < C1, C1, C2)[None, :]
+    return place
 
 
 @triton.jit
 def _load(
     X1, X2, p, c, real,
-    PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, FULL: tl.constexpr, ALIKE: tl.constexpr,
+    PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Pixels p of channels c of two feature maps side by side, in float32; 0 outside, unless all are inside."""
     inside = (p < PIXELS)[:, None] & real[None, :]
-    if C2 == 0 or ALIKE:
-        place = _place(_which(X1, X2, C2), p, c % C1, PIXELS, C1)
-        if FULL:
-            x = tl.load(place).to(tl.float32)
-        else:
-            x = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    place = _place(X1, X2, p, c, PIXELS, C1, C2)
+    if FULL:
+        x = tl.load(place).to(tl.float32)
     else:
-        x = tl.load(_place(X1, p, c, PIXELS, C1), mask=inside & (c < C1)[None, :], other=0.0).to(tl.float32)
-        x += tl.load(_place(X2, p, c - C1, PIXELS, C2), mask=inside & (c >= C1)[None, :], other=0.0).to(tl.float32)
+        x = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     return x
 
 
 @triton.jit
 def _store(
     X1, X2, x, p, c, real,
-    PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, FULL: tl.constexpr, ALIKE: tl.constexpr,
+    PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """The reverse of `_load`."""
     x = x.to(X1.dtype.element_ty)
     inside = (p < PIXELS)[:, None] & real[None, :]
-    if C2 == 0 or ALIKE:
-        place = _place(_which(X1, X2, C2), p, c % C1, PIXELS, C1)
-        if FULL:
-            tl.store(place, x)
-        else:
-            tl.store(place, x, mask=inside)
+    place = _place(X1, X2, p, c, PIXELS, C1, C2)
+    if FULL:
+        tl.store(place, x)
     else:
-        tl.store(_place(X1, p, c, PIXELS, C1), x, mask=inside & (c < C1)[None, :])
-        tl.store(_place(X2, p, c - C1, PIXELS, C2), x, mask=inside & (c >= C1)[None, :])
+        tl.store(place, x, mask=inside)
 
 
 @triton.jit
@@ -150,16 +138,16 @@ def _activated(
 def norm_forward(
     X1, X2, SHIFT, shift_row, WEIGHT, BIAS, SEED, Y, STATS, SUMS, eps, threshold, scale,
     PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr,
-    GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr, ALIKE: tl.constexpr,
+    GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr,
     SILU: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Small maps: all pixels at once. Large ones: chunk by chunk, with the sums that `norm_sums` has left."""
     c, real = _channels(SIZE, SLOTS, GROUPS)
     p = tl.arange(0, ROWS)
     C: tl.constexpr = C1 + C2
-    pivot = tl.sum(_load(X1, X2, tl.arange(0, 1), c, real, PIXELS, C1, C2, FULL, ALIKE), 0)  # keeps the squares small
+    pivot = tl.sum(_load(X1, X2, tl.arange(0, 1), c, real, PIXELS, C1, C2, FULL), 0)  # keeps the squares small
     if SUMS is None:
-        x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL, ALIKE)
+        x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)
         away = _inside(x - pivot[None, :], p, PIXELS, FULL)
         total, squares = tl.sum(away, 0), tl.sum(away * away, 0)
     else:
@@ -167,17 +155,15 @@ def norm_forward(
     factor, offset = _finish(total, squares, pivot, c, real, SHIFT, shift_row, WEIGHT, BIAS, STATS, eps,
                              PIXELS, C, SIZE, SLOTS, GROUPS)  # fmt: skip
     if SUMS is None:
-        x = _load(
-            X1, X2, p, c, real, PIXELS, C1, C2, FULL, ALIKE
-        )  # again: it is in the cache, and registers are scarce
+        x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)  # again: it is in the cache, and registers are scarce
         y = _activated(x, factor, offset, p, c, SEED, threshold, scale, PIXELS, C, SILU, DROPOUT)
-        _store(Y, Y, y, p, c, real, PIXELS, C, 0, FULL, False)
+        _store(Y, Y, y, p, c, real, PIXELS, C, 0, FULL)
     else:
         p += tl.program_id(2) * CHUNK
         for _ in range(0, CHUNK, ROWS):
-            x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL, ALIKE)
+            x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)
             y = _activated(x, factor, offset, p, c, SEED, threshold, scale, PIXELS, C, SILU, DROPOUT)
-            _store(Y, Y, y, p, c, real, PIXELS, C, 0, FULL, False)
+            _store(Y, Y, y, p, c, real, PIXELS, C, 0, FULL)
             p += ROWS
 
 
@@ -200,15 +186,15 @@ def _gathered(SUMS, which, c, real, C: tl.constexpr):
 def norm_sums(
     X1, X2, SUMS,
     PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr,
-    GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr, ALIKE: tl.constexpr,
+    GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """Of one chunk of pixels, the sums of x - pivot and of its squares."""
     c, real = _channels(SIZE, SLOTS, GROUPS)
     p = tl.program_id(2) * CHUNK + tl.arange(0, ROWS)
-    pivot = tl.sum(_load(X1, X2, tl.arange(0, 1), c, real, PIXELS, C1, C2, FULL, ALIKE), 0)
+    pivot = tl.sum(_load(X1, X2, tl.arange(0, 1), c, real, PIXELS, C1, C2, FULL), 0)
     total, squares = tl.zeros((ROWS, GROUPS * SLOTS), tl.float32), tl.zeros((ROWS, GROUPS * SLOTS), tl.float32)
     for _ in range(0, CHUNK, ROWS):
-        away = _inside(_load(X1, X2, p, c, real, PIXELS, C1, C2, FULL, ALIKE) - pivot[None, :], p, PIXELS, FULL)
+        away = _inside(_load(X1, X2, p, c, real, PIXELS, C1, C2, FULL) - pivot[None, :], p, PIXELS, FULL)
         total += away
         squares += away * away
         p += ROWS
@@ -233,13 +219,13 @@ def _known(
 @triton.jit
 def _before_norm(
     X1, X2, SEED, DY, p, c, real, threshold, scale, inverse, offset, weight, bias,
-    PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, FULL: tl.constexpr, ALIKE: tl.constexpr,
+    PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, FULL: tl.constexpr,
     SILU: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """The normalised input, and the gradient of what weight and bias made of it."""
     C: tl.constexpr = C1 + C2
-    x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL, ALIKE)
-    dz = _load(DY, DY, p, c, real, PIXELS, C, 0, FULL, False)
+    x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)
+    dz = _load(DY, DY, p, c, real, PIXELS, C, 0, FULL)
     normal = _inside(x * inverse[None, :] + offset[None, :], p, PIXELS, FULL)
     if DROPOUT:
         dz = tl.where(_kept(p, c, SEED, threshold, PIXELS, C), dz * scale, 0.0)
@@ -255,7 +241,7 @@ def norm_backward(
     X1, X2, SHIFT, shift_row, WEIGHT, BIAS, SEED, STATS, DY, R1, R2, DX1, DX2, DSHIFT, DWEIGHT, DBIAS, SUMS,
     threshold, scale,
     PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr,
-    GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr, ALIKE: tl.constexpr,
+    GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr,
     SILU: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Small maps: all pixels at once. Large ones: chunk by chunk, with the sums that `norm_backward_sums` has left."""
@@ -266,7 +252,7 @@ def norm_backward(
     inverse, offset, weight, bias = _known(c, real, SHIFT, shift_row, WEIGHT, BIAS, STATS, C, SIZE)
     if SUMS is None:
         normal, dz = _before_norm(X1, X2, SEED, DY, p, c, real, threshold, scale, inverse, offset, weight, bias,
-                                  PIXELS, C1, C2, FULL, ALIKE, SILU, DROPOUT)  # fmt: skip
+                                  PIXELS, C1, C2, FULL, SILU, DROPOUT)  # fmt: skip
         dbias, dweight, normals = tl.sum(dz, 0), tl.sum(dz * normal, 0), tl.sum(normal, 0)
     else:
         dbias, dweight = _gathered(SUMS, 0, c, real, C), _gathered(SUMS, 1, c, real, C)
@@ -281,21 +267,21 @@ def norm_backward(
             dshift = pull * dbias - PIXELS * common - along * normals
             tl.store(DSHIFT + n * C + c, dshift.to(DSHIFT.dtype.element_ty), mask=real)
     if SUMS is None:
-        x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL, ALIKE)
+        x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)
         normal = x * inverse[None, :] + offset[None, :]
         dx = pull[None, :] * dz - common[None, :] - normal * along[None, :]
         if R1 is not None:
-            dx += _load(R1, R2, p, c, real, PIXELS, C1, C2, FULL, ALIKE)
-        _store(DX1, DX2, dx, p, c, real, PIXELS, C1, C2, FULL, ALIKE)
+            dx += _load(R1, R2, p, c, real, PIXELS, C1, C2, FULL)
+        _store(DX1, DX2, dx, p, c, real, PIXELS, C1, C2, FULL)
     else:
         p += tl.program_id(2) * CHUNK
         for _ in range(0, CHUNK, ROWS):
             normal, dz = _before_norm(X1, X2, SEED, DY, p, c, real, threshold, scale, inverse, offset, weight, bias,
-                                      PIXELS, C1, C2, FULL, ALIKE, SILU, DROPOUT)  # fmt: skip
+                                      PIXELS, C1, C2, FULL, SILU, DROPOUT)  # fmt: skip
             dx = pull[None, :] * dz - common[None, :] - normal * along[None, :]
             if R1 is not None:
-                dx += _load(R1, R2, p, c, real, PIXELS, C1, C2, FULL, ALIKE)
-            _store(DX1, DX2, dx, p, c, real, PIXELS, C1, C2, FULL, ALIKE)
+                dx += _load(R1, R2, p, c, real, PIXELS, C1, C2, FULL)
+            _store(DX1, DX2, dx, p, c, real, PIXELS, C1, C2, FULL)
             p += ROWS
 
 
@@ -303,7 +289,7 @@ def norm_backward(
 def norm_backward_sums(
     X1, X2, SHIFT, shift_row, WEIGHT, BIAS, SEED, STATS, DY, SUMS, threshold, scale,
     PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr,
-    GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr, ALIKE: tl.constexpr,
+    GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr,
     SILU: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Of one chunk of pixels, the sums of dz, of dz x normalised and of normalised."""
@@ -315,7 +301,7 @@ def norm_backward_sums(
     two, three = tl.zeros_like(one), tl.zeros_like(one)
     for _ in range(0, CHUNK, ROWS):
         normal, dz = _before_norm(X1, X2, SEED, DY, p, c, real, threshold, scale, inverse, offset, weight, bias,
-                                  PIXELS, C1, C2, FULL, ALIKE, SILU, DROPOUT)  # fmt: skip
+                                  PIXELS, C1, C2, FULL, SILU, DROPOUT)  # fmt: skip
         one += dz
         two += dz * normal
         three += normal
