@@ -24,7 +24,7 @@ class Prior:
     """
 
     def __init__(self, laplacian: GridLaplacian, t_K: float, coefficients: Tensor):
-        self.laplacian = laplacian
+        self.laplacian, self.t_K = laplacian, t_K
         self.kept = kept_modes(laplacian, t_K)
         wrong_shape = coefficients.ndim != 3 or coefficients.shape[-1] != int(self.kept.sum()) or len(coefficients) == 0
         if wrong_shape or coefficients.dtype != torch.float32:
@@ -37,14 +37,7 @@ class Prior:
     @classmethod
     def from_images(cls, laplacian: GridLaplacian, t_K: float, batches: Iterable[Tensor]) -> Prior:
         """Blur images in [0, 1], given in batches (B, C, *grid), to level K."""
-        kept = kept_modes(laplacian, t_K)
-        decay = torch.exp(t_K * laplacian.eigenvalues)[kept]
-        lowest = (kept.nonzero().max(0).values + 1).tolist()
-        low_kept = kept[tuple(slice(count) for count in lowest)]
-        coefficients = []
-        for u_0 in batches:
-            low_hat = laplacian.to_spectrum(u_0.double(), lowest)
-            coefficients.append((low_hat[..., low_kept.to(u_0.device)] * decay.to(u_0.device)).float().cpu())
+        coefficients = [_blurred(laplacian, t_K, u_0).float().cpu() for u_0 in batches]
         return cls(laplacian, t_K, torch.cat(coefficients))
 
     def __len__(self) -> int:
@@ -56,6 +49,10 @@ class Prior:
         u_hat = kept_hat.new_zeros(*kept_hat.shape[:2], *self.laplacian.grid)
         u_hat[..., self.kept.to(index.device)] = kept_hat
         return self.laplacian.from_spectrum(u_hat)
+
+    def place(self, u_0: Tensor) -> Tensor:
+        """Where images of any origin are at level K: the kept entries of V^T F(t_K) u_0, (B, C, kept), float64."""
+        return _blurred(self.laplacian, self.t_K, u_0)
 
     def sample(self, choice: SeededNoise, eps: Tensor, delta: float) -> Tensor:
         """u_K = F(t_K) u_0 + delta eps, with u_0 chosen by each row's own seed."""
@@ -74,3 +71,12 @@ def kept_modes(laplacian: GridLaplacian, t_K: float) -> Tensor:
     kept = torch.ones_like(decay, dtype=torch.bool)
     kept[smallest_first[change <= ROUNDING]] = False
     return kept.view(laplacian.grid)
+
+
+def _blurred(laplacian: GridLaplacian, t_K: float, u_0: Tensor) -> Tensor:
+    """The kept entries of V^T F(t_K) u_0, float64, from as few of the coefficients as hold them."""
+    kept = kept_modes(laplacian, t_K)
+    lowest = (kept.nonzero().max(0).values + 1).tolist()
+    low_kept = kept[tuple(slice(count) for count in lowest)].to(u_0.device)
+    decay = torch.exp(t_K * laplacian.eigenvalues)[kept].to(u_0.device)
+    return laplacian.to_spectrum(u_0.double(), lowest)[..., low_kept] * decay
