@@ -1,0 +1,110 @@
+"""FID and KID: distances between sets of images by their features, computed by torchmetrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors
+import torch
+from safetensors.torch import safe_open, save_file
+from torch import Tensor, nn
+
+from ihdm.errors import IhdmError
+from ihdm.noise import mix_seed
+
+KID_SUBSETS, KID_SUBSET = 100, 1000  # the usual choice
+KID_STREAM = 6  # keeps the choice of subsets apart from other uses of the same seed
+BLOCK = 4096  # features whose products are summed at a time
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Features (N, 2048) of a set of images, their sum and the sum of their outer products, in float64."""
+
+    features: Tensor
+    total: Tensor
+    outer: Tensor
+
+    @classmethod
+    def from_features(cls, features: Tensor, device: torch.device | None = None) -> Reference:
+        total, outer = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        for block in features.split(BLOCK):
+            block = block.to(device or features.device, torch.float64)
+            total, outer = total + block.sum(0).cpu(), outer + (block.T @ block).cpu()
+        return cls(features, total, outer)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+def frechet_distance(samples: Tensor, reference: Reference, device: torch.device | None = None) -> float:
+    """FID: between Gaussians with the means and covariances of the features of samples and of the reference."""
+    from torchmetrics.image.fid import FrechetInceptionDistance
+
+    metric = FrechetInceptionDistance(feature=_AsTheyAre(samples.shape[1]), sync_on_compute=False)
+    metric.to(device or samples.device)
+    for block in samples.split(BLOCK):
+        metric.update(block.to(metric.device, torch.float64), real=False)
+    metric.to("cpu")
+    metric.real_features_sum, metric.real_features_cov_sum = reference.total, reference.outer
+    metric.real_features_num_samples = torch.tensor(len(reference))
+    return max(0.0, float(metric.compute()))
+
+
+def kernel_distance(
+    samples: Tensor, reference: Reference, seed: int, device: torch.device | None = None
+) -> tuple[float, float]:
+    """KID: the squared distance of kernel means over random subsets; their mean, and its standard error."""
+    from torchmetrics.image.kid import KernelInceptionDistance
+
+    size = min(KID_SUBSET, len(samples), len(reference))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that features are held in memory, which they are anyway
+        metric = KernelInceptionDistance(
+            feature=_AsTheyAre(samples.shape[1]), subsets=KID_SUBSETS, subset_size=size, sync_on_compute=False
+        )
+        for features, real in ((reference.features, True), (samples, False)):
+            metric.update(features.to(device or features.device), real=real)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(mix_seed(seed, KID_STREAM))
+            mean, deviation = metric.compute()
+    return float(mean), float(deviation) / KID_SUBSETS**0.5
+
+
+def write_reference(path: Path, key: Mapping[str, str], reference: Reference) -> None:
+    """Write beside, then rename: a file of that name is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    save_file({name: tensor.cpu().contiguous() for name, tensor in vars(reference).items()}, unfinished, dict(key))
+    unfinished.replace(path)
+
+
+def read_reference(path: Path, key: Mapping[str, str]) -> Reference:
+    try:
+        with safe_open(path, "pt") as file:
+            found = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in ("features", "total", "outer")}
+    except (OSError, safetensors.SafetensorError) as error:
+        raise IhdmError(f"{path} is damaged ({error}); remove it, and it will be computed again") from error
+    if found != dict(key):
+        raise IhdmError(
+            f"{path} was made with other settings: {json.dumps(found)} instead of {json.dumps(dict(key))}; remove it, "
+            f"and it will be computed again"
+        )
+    return Reference(**tensors)
+
+
+class _AsTheyAre(nn.Module):
+    """For torchmetrics, which wants a network that makes features of images: these are features already."""
+
+    def __init__(self, num_features: int):
+        super().__init__()
+        self.num_features = num_features
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features

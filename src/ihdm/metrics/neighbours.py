@@ -1,0 +1,92 @@
+"""Nearest neighbours in a training set (App. D.5), and whether samples are closer to it than other images are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+BLOCK = 2**23  # distances that are held at a time
+SPARE = 8  # neighbours more than asked for, so that rounding in the search does not decide
+QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Numbers of the nearest images and their Euclidean distances, (queries, count) each, nearest first."""
+
+    index: Tensor
+    distance: Tensor
+
+
+@dataclass(frozen=True)
+class Memorisation:
+    """How far samples are from their nearest training images, in units of what is usual for images held out.
+
+    score: the median distance of samples over that of held-out images; 1 is as for new images, 0 for copies. There
+    is none if most held-out images are themselves copies of training images.
+    closer: the share of samples that are closer than all but one percent of the held-out images.
+    samples, held_out: quantiles of both distances, in the same unit.
+    """
+
+    score: float | None
+    closer: float | None
+    samples: dict[float, float]
+    held_out: dict[float, float]
+
+    def __str__(self) -> str:
+        if self.score is None or self.closer is None:
+            return "no figure, as held-out images are copies of training images"
+        return (
+            f"{self.score:.3f} x as far as from held-out images; {100 * self.closer:.1f} % of the samples are closer "
+            f"than 99 % of those"
+        )
+
+
+def nearest(queries: Tensor, bank: Tensor, count: int, device: torch.device, doing: str = "") -> Neighbours:
+    """The `count` images of the bank (N, ...) nearest to each query (n, ...), which go through the device in blocks.
+
+    Images in uint8 are compared in [0, 1]. Candidates are found by products in float32; their distances, and the
+    order of those, are then computed from the differences.
+    """
+    asked = min(count + SPARE, len(bank))
+    points = _flat(queries, device)
+    best, index = points.new_empty(len(points), 0), torch.empty(len(points), 0, dtype=torch.long, device=device)
+    size = max(1, BLOCK // max(1, len(points), points.shape[1]))
+    firsts = tqdm(range(0, len(bank), size), desc=doing, unit="block", delay=2, leave=False, disable=not doing)
+    for first in firsts:
+        block = _flat(bank[first : first + size], device)
+        squared = block.square().sum(1) - 2 * points @ block.T  # less that of the query, which is the same for all
+        numbers = torch.arange(first, first + len(block), device=device).expand_as(squared)
+        best, order = torch.cat([best, squared], 1).topk(min(asked, best.shape[1] + len(block)), largest=False)
+        index = torch.cat([index, numbers], 1).gather(1, order)
+    index = index.cpu()
+    distance = torch.stack(
+        [
+            (_flat(bank[rows], device).double() - point.double()).square().sum(1).sqrt().cpu()
+            for rows, point in zip(index, points)
+        ]
+    )
+    order = distance.argsort(dim=1, stable=True)[:, :count]
+    return Neighbours(index.gather(1, order), distance.gather(1, order))
+
+
+def memorisation(samples: Tensor, held_out: Tensor) -> Memorisation:
+    """From the distances of samples and of held-out images to their nearest training images."""
+    usual = held_out.double().quantile(0.5)
+    if usual == 0:
+        return Memorisation(None, None, {}, {})
+    ours, theirs = samples.double() / usual, held_out.double() / usual
+    return Memorisation(
+        score=float(ours.quantile(0.5)),
+        closer=float((ours < theirs.quantile(0.01)).double().mean()),
+        samples={q: float(ours.quantile(q)) for q in QUANTILES},
+        held_out={q: float(theirs.quantile(q)) for q in QUANTILES},
+    )
+
+
+def _flat(images: Tensor, device: torch.device) -> Tensor:
+    flat = images.to(device).flatten(1)
+    return flat.float() / 255 if images.dtype == torch.uint8 else flat.float()
