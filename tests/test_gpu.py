@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ihdm import checkpoint
+from ihdm import checkpoint, evaluation
 from ihdm.engine import inference, placed, recorded
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
@@ -165,3 +165,14 @@ def test_the_batch_is_limited_by_memory(model, monkeypatch):
     needed = model._needed(torch.bfloat16, fused=True)
     monkeypatch.setattr(memory, "free_bytes", lambda device: (needed(10) + 1) / memory.SHARE)
     assert model.batch_size(1000, torch.bfloat16) == 10
+
+
+def test_the_bound_on_a_gpu_is_that_on_a_cpu(model, tiny_images, precision):
+    images = tiny_images.train[:20]
+    found = evaluation.likelihood(model, images, [1.25], batch_size=6, precision=precision).bounds[0]
+    expected = evaluation.likelihood(placed(model, torch.device("cpu")), images, [1.25]).bounds[0]
+    torch.testing.assert_close(found.L_K, expected.L_K, rtol=1e-5, atol=0)
+    for name in ("L_0", "chain"):
+        torch.testing.assert_close(
+            getattr(found, name), getattr(expected, name), rtol=1e-3 if precision == torch.float32 else 0.1, atol=0
+        )

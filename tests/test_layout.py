@@ -12,14 +12,16 @@ import ihdm
 ROOT = Path(ihdm.__file__).parent
 
 FLOORS = [  # a module imports from its own floor or those before it
-    {"errors", "heat", "schedule", "noise", "kernels", "pixels"},
-    {"network", "prior", "processes", "sampler", "config", "pictures"},
-    {"data", "engine", "checkpoint"},
+    {"errors", "heat", "schedule", "noise", "kernels", "pixels", "workers", "plots"},
+    {"network", "prior", "processes", "sampler", "likelihood", "config", "pictures"},
+    {"data", "engine", "checkpoint", "metrics"},
     {"memory", "model_folder"},
     {"model"},
-    {"run"},
+    {"run", "evaluation"},
     {"trainer", "describe"},
-    {"demo", "cli", "__main__"},
+    {"demo"},
+    {"verbs"},
+    {"cli", "__main__"},
 ]
 
 

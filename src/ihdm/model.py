@@ -78,6 +78,7 @@ class Model(nn.Module):
         precision: torch.dtype = torch.float32,
         compiled: bool = True,
         progress: bool = False,
+        first: int = 0,
     ) -> Tensor:
         """n images (n, C, H, W) in [0, 1], on the CPU; image i depends, up to rounding, on the seed and i alone.
 
@@ -85,8 +86,9 @@ class Model(nn.Module):
         same_start: all images grow from one blurred image; same_noise: all share their noise, step by step.
         batch_size: images computed at a time; None: as many as are computed fast and fit into memory.
         compiled: on a GPU, use compiled kernels and recorded steps, which start some seconds later and are faster.
+        first: the number i of the first image.
         """
-        options = delta_ratio, same_start, same_noise, batch_size, precision, compiled, progress
+        options = delta_ratio, same_start, same_noise, batch_size, precision, compiled, progress, first
         batches = self._batches(n, seed, *options)
         return torch.cat([torch.empty(0, *self.config.shape), *(batch.cpu() for batch in batches)])
 
@@ -107,19 +109,20 @@ class Model(nn.Module):
         precision: torch.dtype = torch.float32,
         compiled: bool = True,
         progress: bool = False,
+        first: int = 0,
     ) -> Iterator[Tensor]:
         """The images in [0, 1], on the model's device. All batches are alike, so that one recorded step serves all."""
-        if n < 0 or (batch_size is not None and batch_size < 1):
-            raise ValueError(f"cannot make {n} images in batches of {batch_size}")
+        if n < 0 or first < 0 or (batch_size is not None and batch_size < 1):
+            raise ValueError(f"cannot make {n} images from number {first} on in batches of {batch_size}")
         process, device = self._process(delta_ratio), next(self.network.parameters()).device
         size = _even(n, batch_size or self.batch_size(n, precision, compiled))
-        numbers = torch.arange(size, device=device)
+        numbers = torch.arange(first, first + size, device=device)
         noise = SeededNoise(seed, numbers * 0 if same_noise else numbers, self.config.shape)
         step = self._step(process, noise, size, precision, compiled)
         with tqdm(total=n, desc="sampling", unit="image", disable=not progress, leave=False) as bar:
-            for first in range(0, n, size):
-                count = min(size, n - first)
-                with memory.advice(lambda: self._fewer_images(size, precision, compiled)):
+            for done in range(0, n, size):
+                count = min(size, n - done)
+                with memory.advice(lambda: self.fewer_images(size, precision, compiled)):
                     u_K = self._start(process, numbers, seed, same_start)
                     images = last(chain(step, u_K, process.K))
                 yield images[:count].clamp(0, 1)
@@ -140,7 +143,8 @@ class Model(nn.Module):
         build = partial(build_network, self.config)
         return lambda batch: memory.to_sample(build, self.config.shape, batch, precision, fused)
 
-    def _fewer_images(self, size: int, precision: torch.dtype, compiled: bool) -> str:
+    def fewer_images(self, size: int, precision: torch.dtype, compiled: bool) -> str:
+        """What to say if the memory does not suffice for batches of a size."""
         device = next(self.network.parameters()).device
         needed = self._needed(precision, compiled and device.type == "cuda")
         fitting = memory.largest_batch(needed, max(1, size // 2), memory.all_bytes(device))

@@ -40,13 +40,13 @@ class ImageSet:
         return digest.hexdigest()
 
 
-def load_images(config: DataConfig) -> ImageSet:
-    """Read a source; without a test split, set a share of the images aside."""
+def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST) -> ImageSet:
+    """Read a source; without a test split, set a share of the images aside. None: hold out all that there are."""
     splits = _opened(config.source)
     train, held_out = _split(splits["train"], splits.get("test"), config.holdout)
     images = decode(train, config.size, config.channels)
     _, channels, height, width = images.shape
-    held_out = Subset(held_out, evenly_spaced(len(held_out), HELD_OUT_MOST).tolist())
+    held_out = Subset(held_out, evenly_spaced(len(held_out), held_out_most or len(held_out)).tolist())
     held_out_images = decode(held_out, (height, width), channels) if len(held_out) else images[:0]
     path = Path(config.source)
     name = path.name if path.is_absolute() else config.source  # it goes into models, where a path would tell too much

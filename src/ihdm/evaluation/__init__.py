@@ -1,0 +1,32 @@
+"""Measuring a trained model: how well it explains images, and how good its own are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ihdm.config import DataConfig
+from ihdm.data import ImageSet, image_shape, load_images
+from ihdm.errors import UsageError
+from ihdm.evaluation.bound import Likelihood, likelihood
+from ihdm.evaluation.quality import METRICS, Quality, evaluate
+from ihdm.model import Model
+
+
+def images_for(model: Model, source: str, resize: bool = False) -> ImageSet:
+    """The images of a source, which must have the shape of the model's own, or are brought to it."""
+    config, shape = DataConfig(source=source), model.config.shape
+    if resize:
+        config = replace(config, size=shape[1:], channels=shape[0])
+    elif (found := image_shape(config)) != shape:
+        raise UsageError(
+            f"the model makes images of {_words(shape)}, and those of {source} are {_words(found)} "
+            f"(channels x height x width); with --resize they are brought to the model's"
+        )
+    return load_images(config, held_out_most=None)
+
+
+def _words(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+__all__ = ["METRICS", "Likelihood", "Quality", "evaluate", "images_for", "likelihood"]

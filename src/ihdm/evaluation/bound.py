@@ -1,0 +1,218 @@
+"""The bound of a trained model on the negative log-likelihood of images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ihdm import memory
+from ihdm.engine import compile_ahead, inference, recorded
+from ihdm.errors import UsageError
+from ihdm.likelihood import (
+    Bound,
+    bits_per_dimension,
+    bounds,
+    chosen_levels,
+    gaussian_kl,
+    gaussian_nll,
+    mean_by_level,
+    prior_term,
+    standard_error,
+)
+from ihdm.model import Model
+from ihdm.noise import SeededNoise
+from ihdm.pixels import to_unit
+from ihdm.plots import figure
+from ihdm.workers import Workers
+
+PRIOR_BATCH = 512  # images whose distances to the prior's are computed at a time
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """The bound for each delta and each image, and what it is made of."""
+
+    bounds: list[Bound]
+    errors: Tensor  # the mean squared error at each level 1..K, nan where no image was asked
+    dimensions: int
+    sigma: float
+    levels: int  # asked for each image, of K
+    seed: int
+
+    @property
+    def images(self) -> int:
+        return len(self.bounds[0].L_0)
+
+    def terms_by_level(self, delta: float) -> Tensor:
+        """The mean of L_0, ..., L_{K-1}."""
+        first = gaussian_nll(self.errors[:1], self.dimensions, delta)
+        return torch.cat([first, gaussian_kl(self.errors[1:], self.dimensions, self.sigma, delta)])
+
+    def table(self) -> str:
+        K = len(self.errors)
+        levels = f"all {K} levels" if self.levels == K else f"{self.levels} of {K} levels each"
+        lines = [
+            f"{self.images:,} images of {self.dimensions:,} dimensions, {levels}, seed {self.seed}; "
+            f"nats, mean +- standard error over images",
+            "",
+            f"{'delta/sigma':>11} {'L_K':>18} {'L_1..L_(K-1)':>22} {'L_0':>20} {'total':>22} {'bits/dim':>18}",
+        ]
+        for bound in self.bounds:
+            parts = (bound.L_K, bound.chain, bound.L_0, bound.total)
+            cells = [f"{float(part.mean()):,.1f} +- {standard_error(part):,.1f}" for part in parts]
+            bits = bits_per_dimension(bound.total, self.dimensions)
+            cells.append(f"{float(bits.mean()):.3f} +- {standard_error(bits):.3f}")
+            widths = (18, 22, 20, 22, 18)
+            row = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths))
+            lines.append(f"{bound.delta / self.sigma:>11g} {row}")
+        return "\n".join([*lines, "", "bits/dim: nats / (dimensions ln 2) + 8, for 8-bit pixels scaled to [0, 1]"])
+
+    def tree(self) -> dict[str, Any]:
+        """All numbers, for JSON."""
+        return {
+            "images": self.images,
+            "dimensions": self.dimensions,
+            "K": len(self.errors),
+            "levels": self.levels,
+            "seed": self.seed,
+            "sigma": self.sigma,
+            "bits_per_dimension": "nats / (dimensions ln 2) + 8",
+            "bounds": [self._tree(bound) for bound in self.bounds],
+        }
+
+    def _tree(self, bound: Bound) -> dict[str, Any]:
+        by_level = self.terms_by_level(bound.delta).tolist()
+        bits = bits_per_dimension(bound.total, self.dimensions)
+        named = {"L_K": bound.L_K, "L_1..L_(K-1)": bound.chain, "L_0": bound.L_0, "total": bound.total}
+        named["bits_per_dimension"] = bits
+        return {
+            "delta": bound.delta,
+            "delta_ratio": bound.delta / self.sigma,
+            **{
+                name: {"mean": float(v.mean()), "standard_error": _or_none(standard_error(v))}
+                for name, v in named.items()
+            },
+            "mean_by_level": [_or_none(value) for value in by_level],
+            "total_per_image": bound.total.tolist(),
+        }
+
+    def draw(self, folder: Path) -> list[Path]:
+        """The bound over delta, and its terms over the levels."""
+        path = folder / "likelihood.png"
+        with figure(path, columns=2) as (left, right):
+            ratios = [bound.delta / self.sigma for bound in self.bounds]
+            bits = [bits_per_dimension(bound.total, self.dimensions) for bound in self.bounds]
+            left.errorbar(
+                ratios, [float(b.mean()) for b in bits], [standard_error(b) for b in bits], marker="o", capsize=3
+            )
+            left.set(xlabel="delta / sigma", ylabel="bits / dimension", title=f"bound on {self.images:,} images")
+            for bound, ratio in zip(self.bounds, ratios):
+                k = torch.arange(2, len(self.errors) + 1)
+                values = self.terms_by_level(bound.delta)[1:]
+                known = ~values.isnan()
+                right.plot(k[known], values[known], label=f"{ratio:g}")
+            right.set(xlabel="level k", ylabel="L_(k-1), nats", title="terms of the bound")
+            right.legend(title="delta / sigma")
+        return [path]
+
+
+@torch.no_grad()
+def likelihood(
+    model: Model,
+    images: Tensor,
+    delta_ratios: Sequence[float],
+    *,
+    levels: int | None = None,
+    seed: int = 0,
+    batch_size: int | None = None,
+    precision: torch.dtype = torch.float32,
+    compiled: bool = True,
+    workers: Workers | None = None,
+    progress: bool = False,
+) -> Likelihood:
+    """The bound on -log p of uint8 images (N, C, H, W) for each ratio delta / sigma (Eq. 5-10).
+
+    levels: how many to ask the network at for each image, drawn by chance; None: all of them.
+    Image i has its own noise and levels, which depend on the seed and i alone.
+    """
+    sigma, K = model.process.sigma, model.process.K
+    deltas = [ratio * sigma for ratio in delta_ratios]
+    check_noise(sigma, delta_ratios)
+    workers = workers or Workers()
+    numbers = workers.share(len(images))
+    own = images[numbers.start : numbers.stop]
+    asked = chosen_levels(K, numbers, None if levels is None else levels - 1, seed)
+    errors = workers.join(_squared_errors(model, own, numbers, asked, seed, batch_size, precision, compiled, progress))
+    asked = workers.join(asked)
+    terms = workers.join(_prior_terms(model, own, deltas, progress)).T
+    dimensions = math.prod(model.config.shape)
+    found = bounds(errors, asked, terms, K, dimensions, sigma, deltas)
+    return Likelihood(found, mean_by_level(errors, asked, K), dimensions, sigma, asked.shape[1], seed)
+
+
+def check_noise(sigma: float, delta_ratios: Sequence[float]) -> None:
+    """Refuse what has no density."""
+    if sigma == 0:
+        raise UsageError("a model trained without noise (process.sigma=0) has no likelihood")
+    if not delta_ratios or not all(0 < ratio < math.inf for ratio in delta_ratios):
+        raise UsageError(f"delta ratios must be positive, not {', '.join(map(str, delta_ratios)) or 'none'}")
+
+
+def _squared_errors(
+    model: Model,
+    images: Tensor,
+    numbers: range,
+    levels: Tensor,
+    seed: int,
+    batch_size: int | None,
+    precision: torch.dtype,
+    compiled: bool,
+    progress: bool,
+) -> Tensor:
+    """|| mu(u_k, k) - F(t_{k-1}) u_0 ||^2 at the levels of each image, (images, levels), on the CPU."""
+    device = next(model.network.parameters()).device
+    size = min(max(1, len(images)), batch_size or model.batch_size(len(images), precision, compiled))
+    network = inference(model.network, precision, compiled)
+    if compiled:
+        compile_ahead(model.network, torch.empty(size, *model.config.shape, device=device), precision)
+
+    def ask(u_0: Tensor, image: Tensor, k: Tensor) -> Tensor:
+        eps = SeededNoise(seed, image, model.config.shape)(k)
+        return model.process.squared_error(network, u_0, k, eps)
+
+    ask = recorded(ask, device) if compiled else ask
+    errors = torch.empty(levels.shape)
+    with tqdm(total=levels.numel(), desc="asking the network", unit="level", disable=not progress, leave=False) as bar:
+        for first in range(0, len(images), size):
+            rows = torch.arange(first, first + size).clamp_max(len(images) - 1)  # all batches alike, for the recording
+            own = rows[: len(images) - first]
+            u_0, image = to_unit(images[rows].to(device)), (rows + numbers.start).to(device)
+            with memory.advice(lambda: model.fewer_images(size, precision, compiled)):
+                for column, k in enumerate(levels[rows].T):
+                    errors[own, column] = ask(u_0, image, k.to(device))[: len(own)].cpu()
+                    bar.update(len(own))
+    return errors
+
+
+def _prior_terms(model: Model, images: Tensor, deltas: Sequence[float], progress: bool) -> Tensor:
+    """The bound of L_K, (images, deltas), on the CPU."""
+    device = next(model.network.parameters()).device
+    batches = tqdm(
+        images.split(PRIOR_BATCH), desc="comparing with the prior", unit="batch", disable=not progress, leave=False
+    )
+    terms = [
+        prior_term(model.prior, to_unit(batch.to(device)), model.process.sigma, deltas).T.cpu() for batch in batches
+    ]
+    return torch.cat([torch.empty(0, len(deltas), dtype=torch.float64), *terms])
+
+
+def _or_none(value: float) -> float | None:
+    """JSON has no nan."""
+    return None if math.isnan(value) else value

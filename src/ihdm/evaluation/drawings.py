@@ -1,0 +1,51 @@
+"""Pictures of how good samples are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ihdm import pictures
+from ihdm.metrics.neighbours import Neighbours
+from ihdm.metrics.spectra import ROUNDING, Rings
+from ihdm.plots import figure
+
+SPACES = {"pixels": "pixels", "inception": "Inception features"}
+SAMPLES, NEIGHBOURS = 10, 8  # rows, and images beside each sample
+
+
+def neighbours(folder: Path, samples: Tensor, train: Tensor, near: dict[str, Neighbours]) -> None:
+    """Samples, each beside its nearest training images (App. D.5)."""
+    for space, found in near.items():
+        others = torch.cat([train[index] for index in found.index[:SAMPLES]])
+        page = pictures.beside(
+            pictures.grid(samples[:SAMPLES], 1, "sample"),
+            pictures.grid(others, found.index.shape[1], f"nearest training images, by {SPACES[space]}"),
+        )
+        page.save(folder / f"neighbours-{space}.png")
+
+
+def memorisation(folder: Path, distances: dict[str, list[Tensor]]) -> None:
+    """How far samples and held-out images are from the training set, as distributions."""
+    with figure(folder / "memorisation.png", columns=len(distances)) as axes:
+        for axis, (space, pair) in zip(axes, distances.items()):
+            usual = pair[1].quantile(0.5).clamp_min(1e-12)
+            for name, values in zip(("samples", "held-out images"), pair):
+                axis.ecdf((values / usual).numpy(), label=name)
+            axis.set(
+                xlabel="distance to the nearest training image\n(1: median of held-out images)", ylabel="share closer"
+            )
+            axis.set(title=SPACES[space], xlim=(0, None))
+            axis.legend(loc="upper left")
+
+
+def spectra(folder: Path, rings: Rings, powers: dict[str, Tensor]) -> None:
+    """Power over frequency, both logarithmic (Fig. 3)."""
+    with figure(folder / "spectrum.png", size=(8, 4.2)) as (axis,):
+        for name, power in powers.items():
+            axis.loglog(rings.frequency[1:], power[1:], "--" if name == "samples" else "-", label=name)
+        axis.set(xlabel="frequency, radians / pixel", ylabel="power", title="power spectra")
+        axis.set_ylim(bottom=ROUNDING / 100)
+        axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))

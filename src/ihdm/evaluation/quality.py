@@ -1,0 +1,253 @@
+"""The quality of a trained model's samples, beside a set of images."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ihdm.data import ImageSet, evenly_spaced, unit_batches
+from ihdm.errors import UsageError, unknown
+from ihdm.evaluation import drawings
+from ihdm.evaluation.drawings import NEIGHBOURS, SPACES
+from ihdm.metrics.distances import Reference, frechet_distance, kernel_distance, read_reference, write_reference
+from ihdm.metrics.inception import FEATURES, SHA256, Inception, cache_folder, check_channels, features
+from ihdm.metrics.neighbours import Memorisation, Neighbours, memorisation, nearest
+from ihdm.metrics.spectra import Rings, log_spectral_distance
+from ihdm.model import Model
+from ihdm.pixels import to_unit
+from ihdm.workers import Workers
+
+METRICS = ("fid", "kid", "neighbours", "spectrum")
+COMPARED = 1000  # samples and held-out images whose nearest training images are looked for
+FULL = 50_000  # samples that figures of the literature are of
+BATCH = 512
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Figures of samples; those that were not asked for are None or empty."""
+
+    samples: int
+    seed: int
+    reference: str
+    convention: str
+    fid: float | None = None
+    kid: tuple[float, float] | None = None  # mean and standard error
+    memorisation: dict[str, Memorisation] = field(default_factory=dict)  # by space
+    spectral_distance: float | None = None  # decibels
+    spectra: dict[str, list[float]] = field(default_factory=dict)  # by name; the frequencies too
+
+    def table(self) -> str:
+        rows = {}
+        if self.fid is not None:
+            rows["FID"] = f"{self.fid:.3f}"
+        if self.kid is not None:
+            rows["KID"] = f"{self.kid[0]:.6f} +- {self.kid[1]:.6f}"
+        for space, found in self.memorisation.items():
+            rows[f"nearest training image, {SPACES[space]}"] = str(found)
+        if self.spectral_distance is not None:
+            rows["log spectral distance"] = f"{self.spectral_distance:.3f} dB"
+        width = max(map(len, rows), default=0)
+        lines = [f"{name:<{width}}  {value}" for name, value in rows.items()]
+        resized = f", {self.convention} resizing" if self.fid is not None or self.kid is not None else ""
+        return "\n".join([f"{self.samples:,} samples, seed {self.seed}, against {self.reference}{resized}", "", *lines])
+
+    def tree(self) -> dict[str, Any]:
+        """All numbers, for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What is kept of the samples: features of all, the first of them as uint8 images, their mean power spectrum."""
+
+    features: Tensor
+    first: Tensor
+    power: Tensor
+
+
+def check_request(metrics: Sequence[str], n: int, images: ImageSet, split: str, allow_few: bool) -> None:
+    """Refuse before any work what cannot be measured, or not soundly."""
+    for name in metrics:
+        if name not in METRICS:
+            raise unknown("metric", name, METRICS)
+    if not metrics or n < 2:
+        raise UsageError(f"nothing can be measured with {n} samples and the metrics: {', '.join(metrics) or 'none'}")
+    reference = split_images(images, split)
+    if needs_inception(metrics):
+        check_channels(images.shape[0])
+    fewest = min(n, len(reference))
+    if "fid" in metrics and fewest < FEATURES and not allow_few:
+        raise UsageError(
+            f"FID compares covariances of {FEATURES:,} features, and {fewest:,} images do not determine one: the "
+            f"figure would be far too high. Give --n {FEATURES} or more (50,000 is usual), or take it with --allow-few"
+        )
+    if fewest < 2:
+        raise UsageError(f"there are too few images to compare with: {len(reference)} in the {split} split")
+    if "neighbours" in metrics and not len(images.held_out):
+        raise UsageError("the distance to training images is compared with that of held-out images, and there are none")
+
+
+def needs_inception(metrics: Sequence[str]) -> bool:
+    return bool({"fid", "kid", "neighbours"} & set(metrics))
+
+
+def split_images(images: ImageSet, split: str) -> Tensor:
+    return images.train if split == "train" else images.held_out
+
+
+def cautions(n: int, reference: int) -> list[str]:
+    """What to bear in mind about figures from so many images."""
+    if min(n, reference) < FEATURES:
+        return [
+            f"warning: FID from {min(n, reference):,} images is biased upwards by far, as they do not determine a "
+            f"covariance of {FEATURES:,} features; it compares with nothing else"
+        ]
+    if n < FULL:
+        return [f"note: FID from {n:,} samples is biased upwards; compare it with figures from as many samples only"]
+    return []
+
+
+@torch.no_grad()
+def evaluate(
+    model: Model,
+    images: ImageSet,
+    inception: Inception | None,
+    n: int,
+    metrics: Sequence[str] = METRICS,
+    *,
+    split: str = "train",
+    seed: int = 0,
+    workers: Workers | None = None,
+    figures: Path | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> Quality | None:
+    """Measure n samples against the images of a split; None in processes other than the main one.
+
+    inception: on the device that it is to use; None if no metric needs it. options: those of `Model.sample_batches`.
+    """
+    workers, device = workers or Workers(), next(model.network.parameters()).device
+    rings = Rings(model.process.laplacian)
+    sources: dict[str, Reference] = {}
+    if inception is not None:
+        wanted = {split: split_images(images, split)}
+        if "neighbours" in metrics:
+            wanted |= {"train": images.train, "held-out": _some(images.held_out)}
+        sources = {name: _reference(images.name, name, some, inception, workers) for name, some in wanted.items()}
+    samples = _generate(model, inception, rings, n, seed, workers, progress, options)
+    if not workers.main:
+        return None
+
+    found: dict[str, Any] = {}
+    if "fid" in metrics:
+        found["fid"] = frechet_distance(samples.features, sources[split], device)
+    if "kid" in metrics:
+        found["kid"] = kernel_distance(samples.features, sources[split], seed, device)
+    if "neighbours" in metrics:
+        near = _neighbours(samples, images, sources, device)
+        distances = {space: [one.distance[:, 0] for one in pair] for space, pair in near.items()}
+        found["memorisation"] = {space: memorisation(*pair) for space, pair in distances.items()}
+        if figures:
+            drawings.neighbours(figures, samples.first, images.train, {space: pair[0] for space, pair in near.items()})
+            drawings.memorisation(figures, distances)
+    if "spectrum" in metrics:
+        spectra = _spectra(model, rings, split_images(images, split)) | {"samples": samples.power}
+        found["spectral_distance"] = log_spectral_distance(samples.power, spectra["data"])
+        found["spectra"] = {"frequency": rings.frequency.tolist()} | {k: v.tolist() for k, v in spectra.items()}
+        if figures:
+            drawings.spectra(figures, rings, spectra)
+    reference = f"{images.name} {split} ({len(split_images(images, split)):,} images)"
+    return Quality(n, seed, reference, inception.convention if inception else "", **found)
+
+
+def _generate(
+    model: Model,
+    inception: Inception | None,
+    rings: Rings,
+    n: int,
+    seed: int,
+    workers: Workers,
+    progress: bool,
+    options: dict[str, Any],
+) -> Samples:
+    """Make the samples of all processes and look at each once."""
+    share = workers.share(n)
+    seen: list[Tensor] = [torch.empty(0, inception.num_features if inception else 0)]
+    first: list[Tensor] = [torch.empty(0, *model.config.shape, dtype=torch.uint8)]
+
+    def watched() -> Iterator[Tensor]:
+        number = share.start
+        batches = model.sample_batches(
+            len(share), seed, first=share.start, progress=progress and workers.main, **options
+        )
+        for batch in batches:
+            if inception is not None:
+                seen.extend(features(inception, [batch], len(batch)))
+            first.append(batch[: max(0, COMPARED - number)])
+            number += len(batch)
+            yield to_unit(batch)
+
+    power = rings.power(watched())
+    power = workers.join(power[None] * len(share)).sum(0) / n
+    return Samples(workers.join(torch.cat(seen)), workers.join(torch.cat(first)), power)
+
+
+def _reference(name: str, split: str, images: Tensor, inception: Inception, workers: Workers) -> Reference:
+    """Features of a data set: from the cache, or computed by all processes together and kept there."""
+    digest = hashlib.blake2b(images.cpu().numpy().tobytes(), digest_size=16).hexdigest()
+    shape = "x".join(map(str, images.shape))
+    key = {"data": name, "split": split, "images": shape, "digest": digest}
+    key |= {"convention": inception.convention, "inception": SHA256}
+    word = "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in name)
+    path = cache_folder() / "references" / f"{word}-{split}-{shape}-{inception.convention}-{digest[:8]}.safetensors"
+    if workers.agree(path.exists()):
+        return read_reference(path, key)
+    share = workers.share(len(images))
+    doing = f"features of {name} {split}" if workers.main else ""
+    own = features(inception, images[share.start : share.stop].split(BATCH), len(share), doing)
+    found = workers.join(torch.cat([torch.empty(0, inception.num_features), *own]))
+    reference = Reference.from_features(found, next(inception.parameters()).device)
+    if workers.main:
+        write_reference(path, key, reference)
+    return reference
+
+
+def _some(held_out: Tensor) -> Tensor:
+    return held_out[evenly_spaced(len(held_out), COMPARED)]
+
+
+def _neighbours(
+    samples: Samples, images: ImageSet, sources: dict[str, Reference], device: torch.device
+) -> dict[str, tuple[Neighbours, Neighbours]]:
+    """Nearest training images of samples and of held-out images, by space."""
+    banks = {"pixels": images.train, "inception": sources["train"].features}
+    queries = {
+        "pixels": (samples.first, _some(images.held_out)),
+        "inception": (samples.features[: len(samples.first)], sources["held-out"].features),
+    }
+    return {
+        space: tuple(nearest(one, bank, NEIGHBOURS, device, f"neighbours, {SPACES[space]}") for one in queries[space])  # type: ignore[misc]
+        for space, bank in banks.items()
+    }
+
+
+def _spectra(model: Model, rings: Rings, images: Tensor) -> dict[str, Tensor]:
+    """Power spectra of data, of noisy data and of data blurred to some levels (App. B.5)."""
+    process = model.process
+    some = images[evenly_spaced(len(images), 10 * COMPARED)]
+    generator = torch.Generator().manual_seed(0)
+    spectra = {"data": rings.power(unit_batches(images, BATCH))}
+    noisy = (u + process.sigma * torch.randn(u.shape, generator=generator) for u in unit_batches(some, BATCH))
+    spectra[f"data + noise {process.sigma:g}"] = rings.power(noisy)
+    for level in (process.K // 3, 2 * process.K // 3, process.K):
+        k = torch.full((), max(1, level))
+        blurred = (process.blur(u, k.expand(len(u))) for u in unit_batches(some, BATCH))
+        spectra[f"data blurred by {float(process.schedule.sigma_B[k]):.2g} pixels"] = rings.power(blurred)
+    return spectra

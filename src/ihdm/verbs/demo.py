@@ -1,0 +1,24 @@
+"""`ihdm demo`."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from ihdm.verbs.words import Settings
+
+
+def demo(out: Annotated[Path, arg(metavar="FOLDER")] = Path("demo"), settings: Settings = ()) -> None:
+    """Train on the embedded digits for about 90 seconds, then make pictures.
+
+    Args:
+        out: the folder for everything
+    """
+    from ihdm.demo import run_demo
+    from ihdm.engine import keep_freed_memory
+
+    keep_freed_memory()
+    run_demo(out, itertools.chain(*settings))

@@ -1,0 +1,111 @@
+"""`ihdm evaluate`."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from ihdm.config import Device, Precision
+from ihdm.errors import IhdmError, UsageError
+from ihdm.verbs.words import ModelName, Source, check_folder, write_json
+
+
+def evaluate(
+    model: ModelName,
+    /,
+    data: Source,
+    n: int = 50_000,
+    metrics: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = ("fid", "kid", "neighbours", "spectrum"),
+    split: Literal["train", "test"] = "train",
+    convention: Literal["clean", "legacy"] = "clean",
+    seed: int = 0,
+    delta_ratio: Annotated[float | None, arg(metavar="RATIO")] = None,
+    inception: Annotated[Path | None, arg(metavar="FILE")] = None,
+    allow_few: bool = False,
+    resize: bool = False,
+    json: Annotated[Path | None, arg(metavar="FILE")] = None,
+    figures: Annotated[Path | None, arg(metavar="FOLDER")] = None,
+    batch_size: int | None = None,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    compile: bool = True,
+) -> None:
+    """Measure samples: FID and KID, nearest training images (App. D.5), power spectrum (App. B.5).
+
+    Args:
+        model: a model folder, a run folder, or owner/name on the hub
+        data: a named set, a folder, zip, idx, npy or npz file of images, or hf:NAME: those that it was trained on
+        n: how many samples to make
+        metrics: any of fid, kid, neighbours, spectrum
+        split: images to compare with; neighbours are always looked for among those of training
+        convention: how images come to 299x299 for Inception: bicubic with antialiasing (clean), or bilinear (legacy)
+        seed: image i depends on the seed and i alone
+        delta_ratio: sampling noise in units of sigma; default: the model's
+        inception: the Inception network of 2015-12-05; default: found, or downloaded once (docs/evaluation.md)
+        allow_few: measure FID from fewer than 2,048 images all the same, though it is then far too high
+        resize: bring the images to the model's size and channels, as in training with data.size and data.channels
+        json: a file for all numbers
+        figures: a folder for pictures of neighbours, distances and spectra
+        batch_size: images computed at a time; default: as many as are computed fast and fit into memory
+        device: where to compute; auto: the GPU if there is one
+        precision: of the network that makes the samples; auto: bf16 where it is faster
+        compile: on a GPU, compiled kernels and recorded steps, which start some seconds later and are faster
+    """
+    if batch_size is not None and batch_size < 1:
+        raise UsageError("--batch-size must be at least 1")
+    if delta_ratio is not None and not 0 <= delta_ratio < float("inf"):
+        raise UsageError(f"--delta-ratio cannot be negative: {delta_ratio}")
+    for folder in (json and json.parent, figures):
+        if folder:
+            check_folder(folder)
+    from importlib.util import find_spec
+
+    from ihdm import evaluation, plots, workers
+    from ihdm.engine import choose_device, choose_precision, keep_freed_memory, placed
+    from ihdm.evaluation.quality import cautions, check_request, needs_inception, split_images
+    from ihdm.metrics.inception import Inception, find_inception
+    from ihdm.model import Model
+
+    if figures:
+        plots.check_available()
+    if find_spec("torchmetrics") is None and {"fid", "kid"} & set(metrics):
+        raise IhdmError("FID and KID are computed by torchmetrics, which is not installed: pip install 'ihdm[metrics]'")
+    keep_freed_memory()
+    place = choose_device(device)
+    loaded = Model.from_pretrained(model)
+    images = evaluation.images_for(loaded, data, resize)
+    check_request(metrics, n, images, split, allow_few)
+    with workers.together() as team:
+        own = team.device(place)
+        network = Inception(find_inception(inception), convention).to(own) if needs_inception(metrics) else None
+        found = evaluation.evaluate(
+            placed(loaded, own),
+            images,
+            network,
+            n,
+            metrics,
+            split=split,
+            seed=seed,
+            workers=team,
+            figures=figures,
+            progress=True,
+            delta_ratio=delta_ratio,
+            batch_size=batch_size,
+            precision=choose_precision(precision, place, math.prod(loaded.config.shape[1:])),
+            compiled=compile,
+        )
+        if found is None:
+            return
+    ratio = loaded.config.process.delta_ratio if delta_ratio is None else delta_ratio
+    print(f"{model}, delta/sigma {ratio:g}: {found.table()}")
+    if "fid" in metrics:
+        for caution in cautions(n, len(split_images(images, split))):
+            print(caution, file=sys.stderr)
+    if json:
+        write_json(json, {"model": model, "delta_ratio": ratio} | found.tree())
+    for path in filter(None, (json, figures)):
+        print(path)

@@ -1,0 +1,95 @@
+"""`ihdm likelihood`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from ihdm.config import Device, Precision
+from ihdm.errors import UsageError
+from ihdm.verbs.words import ModelName, Source, check_folder, write_json
+
+
+def likelihood(
+    model: ModelName,
+    /,
+    data: Source,
+    delta_ratio: Annotated[tuple[float, ...], arg(metavar="RATIO ...")] = (),
+    levels: Annotated[int | None, arg(metavar="COUNT")] = None,
+    split: Literal["test", "train"] = "test",
+    n: int | None = None,
+    seed: int = 0,
+    resize: bool = False,
+    json: Annotated[Path | None, arg(metavar="FILE")] = None,
+    figures: Annotated[Path | None, arg(metavar="FOLDER")] = None,
+    batch_size: int | None = None,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    compile: bool = True,
+) -> None:
+    """Bound the negative log-likelihood of images (Eq. 5-10), in nats and in bits per dimension.
+
+    Args:
+        model: a model folder, a run folder, or owner/name on the hub
+        data: a named set, a folder, zip, idx, npy or npz file of images, or hf:NAME
+        delta_ratio: sampling noise in units of sigma; several cost no more than one; default: the model's
+        levels: levels to evaluate the network at for each image, drawn by chance, level 1 always; default: all
+        split: images to explain: held out from training, or those trained on
+        n: how many of them, evenly spaced; default: all
+        seed: of the noise and of the drawn levels
+        resize: bring the images to the model's size and channels, as in training with data.size and data.channels
+        json: a file for all numbers
+        figures: a folder for a picture of the bound over delta and over levels
+        batch_size: images computed at a time; default: as many as are computed fast and fit into memory
+        device: where to compute; auto: the GPU if there is one
+        precision: of the network; auto: bf16 where it is faster
+        compile: on a GPU, compiled kernels and recorded steps, which start some seconds later and are faster
+    """
+    if (n is not None and n < 1) or (batch_size is not None and batch_size < 1) or (levels is not None and levels < 2):
+        raise UsageError("--n and --batch-size must be at least 1, --levels at least 2 (level 1 and another)")
+    for folder in (json and json.parent, figures):
+        if folder:
+            check_folder(folder)
+    from ihdm import evaluation, plots, workers
+    from ihdm.data import evenly_spaced
+    from ihdm.engine import choose_device, choose_precision, keep_freed_memory, placed
+    from ihdm.evaluation.bound import check_noise
+    from ihdm.model import Model
+
+    if figures:
+        plots.check_available()
+    keep_freed_memory()
+    place = choose_device(device)
+    loaded = Model.from_pretrained(model)
+    process = loaded.process
+    ratios = delta_ratio or (loaded.config.process.delta_ratio,)
+    check_noise(process.sigma, ratios)
+    images = evaluation.images_for(loaded, data, resize)
+    chosen = images.train if split == "train" else images.held_out
+    chosen = chosen[evenly_spaced(len(chosen), n or len(chosen))]
+    if not len(chosen):
+        raise UsageError(f"{data} has no images in its {split} split")
+    with workers.together() as team:
+        found = evaluation.likelihood(
+            placed(loaded, team.device(place)),
+            chosen,
+            ratios,
+            levels=levels,
+            seed=seed,
+            batch_size=batch_size,
+            precision=choose_precision(precision, place, math.prod(loaded.config.shape[1:])),
+            compiled=compile,
+            workers=team,
+            progress=team.main,
+        )
+        if not team.main:
+            return
+    print(f"{model} on {images.name} ({split}): {found.table()}")
+    if json:
+        write_json(json, {"model": model, "data": images.name, "split": split} | found.tree())
+    drawn = found.draw(figures) if figures else []
+    for path in filter(None, (json, *drawn)):
+        print(path)

@@ -1,0 +1,100 @@
+"""`ihdm sample`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import arg
+
+from ihdm.config import Device, Precision
+from ihdm.errors import UsageError
+from ihdm.verbs.words import ModelName, check_folder
+
+GIF_IMAGES, GIF_FRAMES = 16, 50
+
+
+def sample(
+    model: ModelName,
+    /,
+    n: int = 64,
+    seed: int = 0,
+    delta_ratio: Annotated[float | None, arg(metavar="RATIO")] = None,
+    grid: Annotated[Path | None, arg(metavar="PNG")] = None,
+    gif: Annotated[Path | None, arg(metavar="GIF")] = None,
+    out: Annotated[Path | None, arg(metavar="FOLDER")] = None,
+    same_start: bool = False,
+    same_noise: bool = False,
+    batch_size: int | None = None,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    compile: bool = True,
+) -> None:
+    """Make images with a trained model.
+
+    Args:
+        model: a model folder, a run folder, or owner/name on the hub
+        n: how many images
+        seed: image i depends on the seed and i alone
+        delta_ratio: sampling noise in units of sigma: more gives more detail, then noise; default: the model's
+        grid: a picture of all images; default: samples.png, if neither --gif nor --out is given
+        gif: an animation of the first 16 images growing from blur
+        out: an empty folder for the images, one PNG each
+        same_start: grow all images from one blurred image: same colours, different shapes
+        same_noise: use the same noise for all: same shapes, different colours (small grey images hardly differ then)
+        batch_size: images computed at a time; default: as many as are computed fast and fit into memory
+        device: where to compute; auto: the GPU if there is one
+        precision: of the network; auto: bf16 where it is faster
+        compile: on a GPU, compiled kernels and recorded steps, which start some seconds later and are faster
+    """
+    if n < 1 or (batch_size is not None and batch_size < 1):
+        raise UsageError("--n and --batch-size must be at least 1")
+    if delta_ratio is not None and not 0 <= delta_ratio < float("inf"):
+        raise UsageError(f"--delta-ratio cannot be negative: {delta_ratio}")
+    if same_start and same_noise:
+        raise UsageError("--same-start and --same-noise together make all images the same; give one of them")
+    if grid is None and gif is None and out is None:
+        grid = Path("samples.png")
+    _check_outputs(grid, gif, out)
+    from ihdm import pictures
+    from ihdm.engine import choose_device, choose_precision, keep_freed_memory, placed
+    from ihdm.model import Model
+
+    keep_freed_memory()
+    place = choose_device(device)
+    loaded = placed(Model.from_pretrained(model), place)
+    options: dict[str, Any] = {"delta_ratio": delta_ratio, "same_start": same_start, "same_noise": same_noise}
+    options["compiled"] = compile
+    options["precision"] = choose_precision(precision, place, math.prod(loaded.config.shape[1:]))
+    if grid or out:
+        batches = loaded.sample_batches(n, seed, batch_size=batch_size, progress=True, **options)
+        shown = []
+        for i, image in enumerate(itertools.chain.from_iterable(batches)):
+            if out:
+                pictures.plain(image).save(out / f"{i:06d}.png")
+            if grid:
+                shown.append(image)
+        if grid:
+            pictures.grid(shown).save(grid)
+    if gif:
+        from tqdm import tqdm
+
+        states = loaded.trajectory(min(n, GIF_IMAGES), seed, **options)
+        bar = tqdm(states, desc="animating", unit="level", total=loaded.process.K + 1, leave=False)
+        pictures.animation(gif, pictures.evenly(bar, loaded.process.K, GIF_FRAMES))
+    for path in filter(None, (grid, out, gif)):
+        print(path)
+
+
+def _check_outputs(grid: Path | None, gif: Path | None, out: Path | None) -> None:
+    """Refuse what cannot be written before anything is computed, and make the folders."""
+    if grid and grid.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"):
+        raise UsageError(f"--grid takes the name of a picture, such as samples.png, not {grid}")
+    if gif and gif.suffix.lower() != ".gif":
+        raise UsageError(f"--gif takes a name that ends in .gif, not {gif}")
+    for folder in filter(None, (grid and grid.parent, gif and gif.parent, out)):
+        check_folder(folder)
+    if out and any(out.iterdir()):
+        raise UsageError(f"--out takes an empty folder, so that no other images are among the new ones; {out} is not")

@@ -1,0 +1,63 @@
+"""`ihdm train`."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from ihdm.config import load_config
+from ihdm.verbs.words import Settings, with_data
+
+
+def train(
+    preset: Annotated[Positional[str], arg(metavar="PRESET")],
+    /,
+    data: Annotated[str | None, arg(metavar="SOURCE")] = None,
+    run: Annotated[Path | None, arg(metavar="FOLDER")] = None,
+    settings: Settings = (),
+) -> None:
+    """Train a model. The same command again goes on from the last checkpoint.
+
+    Args:
+        preset: a preset's name (see `ihdm --help`), or a TOML file of the same form
+        data: a named set, a folder, zip, idx, npy or npz file of images, or hf:NAME; default: the preset's
+        run: the folder for checkpoints, log, sample pictures and the model; default: runs/PRESET
+    """
+    config = with_data(load_config(preset, itertools.chain(*settings)), data)
+    run = run or Path("runs") / Path(preset).stem
+    if config.process.sigma == 0:
+        print("warning: without noise (process.sigma=0) the reverse process is unstable (App. C.5)", file=sys.stderr)
+    from ihdm.data import load_images
+    from ihdm.engine import keep_freed_memory
+    from ihdm.run import check_run
+    from ihdm.trainer import Trainer
+
+    keep_freed_memory()
+    check_run(run, config)
+    images = load_images(config.data)
+    trainer = Trainer(config, images, run)
+    parameters = sum(p.numel() for p in trainer.model.network.parameters())
+    trainer.say(
+        f"learning from {len(images.train):,} images {_shape_text(images.shape)}, checking on {len(images.held_out):,} "
+        f"others; {parameters:,} parameters on {trainer.accelerator.device}"
+    )
+    widest, longest = trainer.model.process.schedule.sigma_B_max, max(images.shape[1:])
+    if widest < longest / 2:
+        trainer.say(
+            f"note: at the widest blur, {widest:g} pixels, images of {longest} pixels are not blank yet; "
+            f"the paper blurs by half the size or more: --set process.sigma_B_max=auto"
+        )
+    if trainer.train():
+        trainer.say(f"done; the model is in {run / 'model'}. Next: ihdm sample {shlex.quote(str(run / 'model'))}")
+    else:
+        trainer.say(f"stopped at step {trainer.step:,}, all saved; the same command goes on from there")
+
+
+def _shape_text(shape: tuple[int, int, int]) -> str:
+    channels, height, width = shape
+    return f"of {height}x{width} in {'grey' if channels == 1 else f'{channels} channels'}"

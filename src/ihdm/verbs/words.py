@@ -1,0 +1,41 @@
+"""Words that several verbs take."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from ihdm.errors import IhdmError
+
+if TYPE_CHECKING:
+    from ihdm.config import Config
+
+ModelName = Annotated[Positional[str], arg(metavar="MODEL")]
+Source = Annotated[str, arg(metavar="SOURCE")]
+Settings = Annotated[
+    UseAppendAction[tuple[tuple[str, ...], ...]],
+    arg(name="set", metavar="NAME=VALUE ...", help="settings to change, such as trainer.steps=1000 (see ihdm --help)"),
+]
+
+
+def with_data(config: Config, data: str | None) -> Config:
+    """The configuration with the images that the user named."""
+    from ihdm.data.sources import absolute
+
+    source = absolute(data or config.data.source)
+    return config.with_settings([f"data.source={source}"]) if source else config
+
+
+def check_folder(folder: Path) -> None:
+    """Make a folder, and refuse one that may not be written to, before anything is computed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise IhdmError(f"the folder {folder} may not be written to")
+
+
+def write_json(path: Path, tree: dict[str, Any]) -> None:
+    path.write_text(json.dumps(tree, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -1,0 +1,65 @@
+"""The processes that torchrun has started, or this one alone: who does what, and all of it together again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+
+import torch
+from torch import Tensor, distributed
+
+PATIENCE = timedelta(hours=12)  # one process may have to wait for another's share of a long job
+
+
+class Workers:
+    """This process (`rank`) among `count`. Work on n things is shared in ranges, so that results have an order."""
+
+    def __init__(self, rank: int = 0, count: int = 1):
+        self.rank, self.count = rank, count
+
+    @property
+    def main(self) -> bool:
+        """Whether this process is the one that speaks and writes."""
+        return self.rank == 0
+
+    def device(self, device: torch.device) -> torch.device:
+        """The device for this process: of several GPUs its own."""
+        if device.type != "cuda" or self.count == 1:
+            return device
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+
+    def share(self, n: int) -> range:
+        """The things 0..n-1 that are for this process."""
+        return range(n * self.rank // self.count, n * (self.rank + 1) // self.count)
+
+    def join(self, part: Tensor) -> Tensor:
+        """The parts of all processes, which may differ in length, one after the other, on the CPU."""
+        if self.count == 1:
+            return part.cpu()
+        sizes = [torch.empty(1, dtype=torch.long) for _ in range(self.count)]
+        distributed.all_gather(sizes, torch.tensor([len(part)]))
+        padded = part.new_zeros(max(map(int, sizes)), *part.shape[1:], device="cpu")
+        padded[: len(part)] = part
+        parts = [torch.empty_like(padded) for _ in sizes]
+        distributed.all_gather(parts, padded)
+        return torch.cat([one[: int(size)] for one, size in zip(parts, sizes)])
+
+    def agree(self, value: bool) -> bool:
+        """Whether it is so for all processes."""
+        return bool(self.join(torch.tensor([value])).all())
+
+
+@contextlib.contextmanager
+def together() -> Iterator[Workers]:
+    """All processes of this job, as torchrun describes them in the environment."""
+    count = int(os.environ.get("WORLD_SIZE", 1))
+    if count == 1:
+        yield Workers()
+        return
+    distributed.init_process_group("gloo", timeout=PATIENCE)
+    try:
+        yield Workers(distributed.get_rank(), count)
+    finally:
+        distributed.destroy_process_group()

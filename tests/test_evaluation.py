@@ -1,0 +1,334 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ihdm import evaluation
+from ihdm.cli import main
+from ihdm.data import ImageSet
+from ihdm.errors import UsageError
+from ihdm.evaluation.quality import check_request
+from ihdm.metrics import inception as inception_module
+from ihdm.model import Model
+from ihdm.model_folder import ModelConfig
+from ihdm.noise import SeededNoise
+from ihdm.pixels import to_unit
+
+RATIOS = (1.0, 1.25)
+
+
+@pytest.fixture
+def model(tiny_config, tiny_images) -> Model:
+    torch.manual_seed(0)
+    config = ModelConfig(tiny_config.process, tiny_config.network, tiny_images.shape, "blobs", 7)
+    model = Model.from_images(config, tiny_images.train).eval()
+    with torch.no_grad():
+        for parameter in model.network.parameters():
+            parameter += 0.02 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("IHDM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("IHDM_DATA", raising=False)
+
+
+# The bound
+
+
+def test_the_bound_asks_the_process_with_each_images_own_noise(model, tiny_images):
+    images = tiny_images.held_out
+    found = evaluation.likelihood(model, images, RATIOS, seed=5, batch_size=3)
+    u_0, numbers = to_unit(images), torch.arange(len(images))
+    noise = SeededNoise(5, numbers, model.config.shape)
+    with torch.no_grad():
+        errors = [
+            model.process.squared_error(model.network, u_0, torch.full((len(images),), k), noise(k))
+            for k in range(1, 11)
+        ]
+    torch.testing.assert_close(found.errors, torch.stack(errors).double().mean(1), rtol=1e-4, atol=0)
+    assert found.images == 8 and found.levels == 10
+    for bound, ratio in zip(found.bounds, RATIOS):
+        terms = found.terms_by_level(ratio * model.process.sigma)
+        total = terms.sum() + bound.L_K.mean()
+        assert float(bound.total.mean()) == pytest.approx(float(total), rel=1e-5)
+        alone = evaluation.likelihood(model, images, [ratio], seed=5).bounds[0].total
+        torch.testing.assert_close(bound.total, alone, rtol=1e-5, atol=0)
+    assert not torch.allclose(bound.total, evaluation.likelihood(model, images, [ratio], seed=6).bounds[0].total)
+
+
+def test_drawn_levels_are_some_of_all(model, tiny_images):
+    full = evaluation.likelihood(model, tiny_images.train, RATIOS)
+    some = evaluation.likelihood(model, tiny_images.train, RATIOS, levels=4)
+    assert some.levels == 4
+    torch.testing.assert_close(some.bounds[0].L_0, full.bounds[0].L_0)
+    torch.testing.assert_close(some.bounds[0].L_K, full.bounds[0].L_K)
+    one = evaluation.likelihood(model, tiny_images.train[:1], RATIOS, levels=2)
+    drawn = (~one.errors.isnan()).nonzero().flatten()
+    assert len(drawn) == 2 and drawn[0] == 0
+    whole = evaluation.likelihood(model, tiny_images.train[:1], RATIOS)
+    torch.testing.assert_close(one.errors[drawn], whole.errors[drawn], rtol=1e-4, atol=0)
+    assert json.loads(json.dumps(one.tree(), allow_nan=False))["bounds"][0]["mean_by_level"].count(None) == 8
+
+
+@pytest.mark.parametrize("ratios", [[], [0.0], [1.0, -1.0], [float("inf")]])
+def test_noise_without_a_density_is_refused(model, tiny_images, ratios):
+    with pytest.raises(UsageError, match="positive"):
+        evaluation.likelihood(model, tiny_images.held_out, ratios)
+
+
+def test_a_model_without_noise_has_no_likelihood(tiny_config, tiny_images):
+    process = tiny_config.with_settings(["process.sigma=0", "process.skip=identity"]).process
+    model = Model.from_images(ModelConfig(process, tiny_config.network, tiny_images.shape), tiny_images.train)
+    with pytest.raises(UsageError, match="no likelihood"):
+        evaluation.likelihood(model, tiny_images.held_out, [1.0])
+
+
+# The quality of samples
+
+
+class Projection(nn.Module):
+    """Stands for Inception: a fixed random map of the pixels to some features."""
+
+    convention, num_features = "clean", 40
+
+    def __init__(self, size: int):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(size, self.num_features, generator=generator) / size**0.5)
+        self.asked = 0
+
+    def forward(self, images):
+        self.asked += len(images)
+        return (to_unit(images).flatten(1) @ self.weight).relu()
+
+
+def test_samples_are_measured_in_every_way(model, tiny_images, tmp_path):
+    inception = Projection(64)
+    found = evaluation.evaluate(model, tiny_images, inception, 12, figures=tmp_path, batch_size=5)
+    assert found.fid > 0 and len(found.kid) == 2 and found.spectral_distance > 0
+    assert set(found.memorisation) == {"pixels", "inception"}
+    assert (found.samples, found.seed, found.convention) == (12, 0, "clean")
+    assert "32 images" in found.reference
+    table = found.table()
+    assert all(word in table for word in ("FID", "KID", "dB", "held-out", "12 samples", "seed 0", "clean"))
+    json.dumps(found.tree(), allow_nan=False)
+    drawn = {path.name for path in tmp_path.glob("*.png")}
+    assert drawn == {"neighbours-pixels.png", "neighbours-inception.png", "memorisation.png", "spectrum.png"}
+    assert inception.asked == 12 + 32 + 8
+    again = evaluation.evaluate(model, tiny_images, inception, 12)
+    assert inception.asked == 2 * 12 + 32 + 8  # the references were kept
+    assert again.fid == pytest.approx(found.fid, rel=1e-3)
+
+
+def test_images_against_themselves_and_worse_ones(model, tiny_images, monkeypatch):
+    """FID, KID and spectrum of the training images are nothing; of noisy ones more, of noisier ones more again."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(tiny_images.train.shape, generator=generator)
+
+    def measured(amount):
+        made = (tiny_images.train + 255 * amount * noise).clamp(0, 255).to(torch.uint8)
+        monkeypatch.setattr(model, "sample_batches", lambda n, seed, **options: made.split(9))
+        return evaluation.evaluate(model, tiny_images, Projection(64), len(made))
+
+    exact, noisy, noisier = (measured(amount) for amount in (0, 0.1, 0.3))
+    assert exact.fid < 1e-4 and exact.spectral_distance < 1e-6
+    assert exact.fid < noisy.fid < noisier.fid
+    assert exact.kid[0] < noisy.kid[0] < noisier.kid[0]
+    assert exact.spectral_distance < noisy.spectral_distance < noisier.spectral_distance
+
+
+def test_only_what_is_asked_for_is_measured(model, tiny_images):
+    found = evaluation.evaluate(model, tiny_images, None, 5, ["spectrum"], split="test", seed=2)
+    assert found.fid is None and found.kid is None and not found.memorisation
+    assert "FID" not in found.table() and "8 images" in found.table()
+    assert len(found.spectra["frequency"]) == len(found.spectra["samples"]) == len(found.spectra["data"])
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"metrics": ["fidd"]}, "did you mean 'fid'"),
+        ({"metrics": []}, "nothing can be measured"),
+        ({"n": 1}, "nothing can be measured"),
+        ({}, "--allow-few"),
+        ({"metrics": ["kid"], "images": ImageSet("one", torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 8, 8))}, "too few"),
+        (
+            {"metrics": ["neighbours"], "images": ImageSet("all", torch.zeros(9, 1, 8, 8), torch.zeros(0, 1, 8, 8))},
+            "none",
+        ),
+        (
+            {"metrics": ["kid"], "images": ImageSet("four", torch.zeros(9, 4, 8, 8), torch.zeros(9, 4, 8, 8))},
+            "not of 4",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(tiny_images, options, message):
+    request = {"metrics": ["fid"], "n": 100, "images": tiny_images, "split": "train", "allow_few": False} | options
+    with pytest.raises(UsageError, match=message):
+        check_request(**request)
+
+
+def test_few_images_are_measured_if_that_is_wanted(tiny_images):
+    check_request(["fid"], 100, tiny_images, "train", allow_few=True)
+
+
+# The commands
+
+
+class TinyInception(nn.Module):
+    """What TorchScript makes a small file of: the colours of 16x16 patches, many times over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.factor * torch.nn.functional.adaptive_avg_pool2d(x, 16).flatten(1).repeat(1, 3)[:, :2048]
+
+
+@pytest.fixture
+def files(model, tiny_images, tmp_path, monkeypatch):
+    """A folder with a model, its images and a stand-in for Inception."""
+    monkeypatch.chdir(tmp_path)
+    model.save_pretrained("model")
+    np.savez("images.npz", train=tiny_images.train.numpy()[:, 0], test=tiny_images.held_out.numpy()[:, 0])
+    torch.jit.save(torch.jit.script(TinyInception()), "inception.pt")
+    monkeypatch.setattr(inception_module, "_checked", lambda path: path)
+    monkeypatch.setenv("IHDM_DATA", str(tmp_path))
+    (tmp_path / "fid_inception.pt").write_bytes((tmp_path / "inception.pt").read_bytes())
+    return tmp_path
+
+
+def test_likelihood_of_digits(files, capsys):
+    words = ["likelihood", "model", "--data", "digits", "--delta-ratio", "1.0", "1.05", "1.25", "--levels", "3"]
+    main([*words, "--n", "20", "--json", "out/l.json", "--figures", "out"])
+    text = capsys.readouterr().out
+    assert "20 images of 64 dimensions" in text and "1.05" in text and "bits/dim" in text
+    tree = json.loads((files / "out" / "l.json").read_text())
+    assert [round(bound["delta_ratio"], 2) for bound in tree["bounds"]] == [1.0, 1.05, 1.25]
+    assert len(tree["bounds"][0]["total_per_image"]) == 20 and tree["split"] == "test"
+    assert (files / "out" / "likelihood.png").stat().st_size > 1000
+
+
+def test_evaluate_on_digits(files, capsys):
+    words = [
+        "evaluate",
+        "model",
+        "--data",
+        "digits",
+        "--n",
+        "16",
+        "--allow-few",
+        "--json",
+        "e.json",
+        "--figures",
+        "out",
+    ]
+    main(words)
+    captured = capsys.readouterr()
+    assert "FID" in captured.out and "digits train (1,707 images)" in captured.out
+    assert "biased upwards" in captured.err
+    tree = json.loads((files / "e.json").read_text())
+    assert tree["samples"] == 16 and tree["fid"] > 0 and tree["convention"] == "clean"
+
+
+@pytest.mark.parametrize(
+    "words, code, message",
+    [
+        (["likelihood", "model", "--data", "photos.npz"], 2, "--resize"),
+        (["likelihood", "model", "--data", "images.npz", "--levels", "1"], 2, "--levels at least 2"),
+        (["likelihood", "model", "--data", "images.npz", "--delta-ratio", "0"], 2, "positive"),
+        (["evaluate", "model", "--data", "photos.npz"], 2, "--resize"),
+        (["evaluate", "model", "--data", "images.npz", "--n", "9"], 2, "--allow-few"),
+        (["evaluate", "model", "--data", "images.npz", "--metrics", "fud"], 2, "unknown metric"),
+        (
+            ["evaluate", "model", "--data", "images.npz", "--allow-few", "--inception", "no.pt"],
+            1,
+            "no Inception network",
+        ),
+        (["evaluate", "model", "--data", "images.npz", "--delta-ratio", "-1"], 2, "--delta-ratio"),
+    ],
+)
+def test_wrong_words_are_refused(files, words, code, message, capsys):
+    np.savez("photos.npz", np.zeros((4, 10, 12, 3), np.uint8))
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == code
+    assert message in capsys.readouterr().err
+
+
+def test_other_images_are_resized_if_that_is_wanted(files, capsys):
+    np.savez("photos.npz", np.random.default_rng(0).integers(0, 256, (40, 10, 12, 3), dtype=np.uint8))
+    main(["likelihood", "model", "--data", "photos.npz", "--resize", "--levels", "2"])
+    assert "bits/dim" in capsys.readouterr().out
+
+
+def test_missing_extras_are_named(files, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit):
+        main(["likelihood", "model", "--data", "images.npz", "--figures", "out"])
+    assert "ihdm[plots]" in capsys.readouterr().err
+
+
+TWO = """
+import sys
+from ihdm.metrics import inception
+inception._checked = lambda path: path
+from ihdm.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["likelihood", "model", "--data", "images.npz", "--levels", "4"],
+        ["evaluate", "model", "--data", "images.npz", "--n", "13", "--allow-few"],
+    ],
+)
+def test_two_processes_give_the_result_of_one(files, words, monkeypatch):
+    (files / "two.py").write_text(TWO)
+    trees = []
+    for count in (1, 2):
+        monkeypatch.setenv("IHDM_CACHE", str(files / f"cache{count}"))
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(count),
+            "--",
+            "two.py",
+        ]
+        done = subprocess.run([*command, *words, "--json", f"{count}.json"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("seed 0") == 1  # one process speaks
+        trees.append(json.loads((files / f"{count}.json").read_text()))
+    _assert_close(*trees)
+
+
+def _assert_close(one, two):
+    """The same numbers up to rounding, in the same places."""
+    assert type(one) is type(two)
+    if isinstance(one, dict):
+        assert one.keys() == two.keys()
+        for key in one:
+            _assert_close(one[key], two[key])
+    elif isinstance(one, list):
+        assert len(one) == len(two)
+        for pair in zip(one, two):
+            _assert_close(*pair)
+    elif isinstance(one, float):
+        assert one == pytest.approx(two, rel=1e-3, abs=1e-4)
+    else:
+        assert one == two
