@@ -41,14 +41,20 @@ def setting(
 class ProcessConfig:
     """The forward and reverse process (App. B.3-B.4)."""
 
+    kind: Literal["heat", "ddpm"] = setting(
+        "heat", "inverse heat dissipation, or the diffusion that it is compared with"
+    )
     K: int = setting(200, "number of levels, and of sampling steps", least=1, most=100_000)
     sigma: float = setting(0.01, "noise in training", least=0)
-    delta_ratio: float = setting(1.25, "noise in sampling, in units of sigma", least=0)
+    delta_ratio: float = setting(
+        1.25, "noise in sampling, in units of sigma (ddpm: of the posterior's; 0 is DDIM)", least=0
+    )
     sigma_B_min: float = setting(0.5, "blur width of level 1, in pixels", above=0)
     sigma_B_max: float | None = setting(None, "blur width of level K, in pixels; auto: 3/4 of the longer side", above=0)
     skip: Literal["identity", "linear"] = setting(
         "identity", "what the network's output is added to: the image, as in the paper, or its best linear prediction"
     )
+    betas: Literal["linear", "cosine"] = setting("linear", "ddpm: the schedule of the noise")
 
 
 @dataclass(frozen=True)

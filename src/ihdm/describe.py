@@ -12,6 +12,7 @@ from ihdm.config import Config, ProcessConfig
 from ihdm.data import image_shape
 from ihdm.model import Model, build_network, build_schedule
 from ihdm.model_folder import ModelConfig
+from ihdm.prior import Prior
 
 SAMPLE_BATCH = 16
 
@@ -34,11 +35,12 @@ def preset(config: Config) -> dict[str, str]:
 def model(name: str) -> dict[str, str]:
     """What a model folder holds."""
     loaded = Model.from_pretrained(name)
-    prior = loaded.prior.coefficients
-    return _rows(loaded.config) | {
-        "trained": f"{loaded.config.steps:,} steps on {loaded.config.data}",
-        "prior": f"{len(prior):,} blurred images, {prior[0].numel()} coefficients each, {_bytes(prior.nbytes)}",
-    }
+    rows = _rows(loaded.config) | {"trained": f"{loaded.config.steps:,} steps on {loaded.config.data}"}
+    if isinstance(loaded.prior, Prior):
+        prior = loaded.prior.coefficients
+        size = f"{prior[0].numel()} coefficients each, {_bytes(prior.nbytes)}"
+        rows["prior"] = f"{len(prior):,} blurred images, {size}"
+    return rows
 
 
 def _rows(config: ModelConfig) -> dict[str, str]:
@@ -68,6 +70,8 @@ def _network_words(config: ModelConfig) -> str:
 
 
 def _process_words(process: ProcessConfig, grid: list[int]) -> str:
+    if process.kind == "ddpm":
+        return f"denoising diffusion, K = {process.K}, {process.betas} betas, eta {process.delta_ratio:g}"
     schedule = build_schedule(process, grid)
     delta = process.delta_ratio * process.sigma
     return (

@@ -83,19 +83,34 @@ def bounds(
     errors: || mu(u_k, k) - F(t_{k-1}) u_0 ||^2 at the `levels` k of each image, both (images, m): 1 first, and then all
     of 2..K or some, drawn without preference, which stand for all. prior_terms: (deltas, images).
     """
-    first, others = errors[:, 0].double(), errors[:, 1:].double()
-    if errors.shape != levels.shape or bool((levels[:, 0] != 1).any()):
-        raise ValueError("the first level of each image must be 1, which L_0 is made of")
-    weight = (K - 1) / max(1, others.shape[1])
+    errors = errors.double()
+    _check_levels(errors, levels)
     return [
         Bound(
             delta,
-            gaussian_nll(first, dimensions, delta),
-            weight * gaussian_kl(others, dimensions, sigma, delta).sum(1),
+            gaussian_nll(errors[:, 0], dimensions, delta),
+            _sum_of_all(gaussian_kl(errors[:, 1:], dimensions, sigma, delta), K),
             term.cpu(),
         )
         for delta, term in zip(deltas, prior_terms)
     ]
+
+
+def bound_of_terms(terms: Tensor, levels: Tensor, prior_terms: Tensor, K: int) -> Bound:
+    """The bound of each image from its terms at some levels, (images, m), as of a process that knows no delta."""
+    terms = terms.double()
+    _check_levels(terms, levels)
+    return Bound(1.0, terms[:, 0], _sum_of_all(terms[:, 1:], K), prior_terms.double().cpu())
+
+
+def _check_levels(values: Tensor, levels: Tensor) -> None:
+    if values.shape != levels.shape or bool((levels[:, 0] != 1).any()):
+        raise ValueError("the first level of each image must be 1, which L_0 is made of")
+
+
+def _sum_of_all(terms: Tensor, K: int) -> Tensor:
+    """The sum over levels 2..K, of which those that were drawn stand for all."""
+    return (K - 1) / max(1, terms.shape[1]) * terms.sum(1)
 
 
 def chosen_levels(K: int, images: Sequence[int], count: int | None, seed: int) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from ihdm.network import UNet
 from ihdm.noise import Noise, SeededNoise
 from ihdm.pixels import to_bytes
 from ihdm.prior import Prior
-from ihdm.processes import IdentitySkip, InverseHeat, LinearSkip, Spectrum
+from ihdm.processes import DDPM, IdentitySkip, InverseHeat, LinearSkip, Process, Spectrum, StandardNormal
 from ihdm.sampler import Step, chain, last, reverse_step
 from ihdm.schedule import Schedule
 
@@ -47,15 +46,20 @@ MOST_IMAGES = {"cuda": 2**14, "cpu": 256}
 
 
 class Model(nn.Module):
-    """An inverse heat dissipation model that can be sampled, saved and loaded."""
+    """A model that can be sampled, saved and loaded: inverse heat dissipation, or the diffusion it is compared with."""
 
-    def __init__(self, config: ModelConfig, process: InverseHeat, network: nn.Module, prior: Prior):
+    process: Any  # InverseHeat or DDPM
+    prior: Any  # Prior or StandardNormal, accordingly
+
+    def __init__(self, config: ModelConfig, process: Process, network: nn.Module, prior: Prior | StandardNormal):
         super().__init__()
         self.config, self.process, self.network, self.prior = config, process, network, prior
 
     @classmethod
     def from_images(cls, config: ModelConfig, images: Tensor) -> Model:
         """An untrained model for training images (N, C, H, W), uint8."""
+        if config.process.kind == "ddpm":
+            return cls(config, build_ddpm(config.process), build_network(config), StandardNormal())
         laplacian = GridLaplacian(config.shape[1:])
         spectrum = None
         if config.process.skip == "linear":
@@ -171,12 +175,10 @@ class Model(nn.Module):
         for k, u in chain(step, self._start(process, numbers, seed, same_start), process.K):
             yield k, u.clamp(0, 1).cpu()
 
-    def _process(self, delta_ratio: float | None) -> InverseHeat:
-        if delta_ratio is None:
-            return self.process
-        return replace(self.process, delta=delta_ratio * self.process.sigma)
+    def _process(self, delta_ratio: float | None) -> Process:
+        return self.process if delta_ratio is None else self.process.with_noise(delta_ratio)
 
-    def _step(self, process: InverseHeat, noise: Noise, size: int, precision: torch.dtype, compiled: bool) -> Step:
+    def _step(self, process: Process, noise: Noise, size: int, precision: torch.dtype, compiled: bool) -> Step:
         """One reverse step for batches of a size."""
         device = next(self.network.parameters()).device
         step = reverse_step(process, inference(self.network, precision, compiled), noise)
@@ -185,7 +187,7 @@ class Model(nn.Module):
         compile_ahead(self.network, torch.empty(size, *self.config.shape, device=device), precision)
         return recorded(step, device)
 
-    def _start(self, process: InverseHeat, numbers: Tensor, seed: int, same_start: bool) -> Tensor:
+    def _start(self, process: Process, numbers: Tensor, seed: int, same_start: bool) -> Tensor:
         """u_K of the images with the given numbers."""
         start = SeededNoise(seed, numbers * 0 if same_start else numbers, self.config.shape)
         return self.prior.sample(start, start(process.K + 1), process.delta)
@@ -195,18 +197,25 @@ class Model(nn.Module):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {NETWORK + name: tensor for name, tensor in self.network.state_dict().items()}
-        if isinstance(self.process.skip, LinearSkip):
+        if self.config.process.kind == "heat" and isinstance(self.process.skip, LinearSkip):
             tensors |= {SPECTRUM + name: tensor for name, tensor in vars(self.process.skip.spectrum).items()}
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
-        save_file({"coefficients": self.prior.coefficients.cpu().contiguous()}, folder / PRIOR)
+        if isinstance(self.prior, Prior):
+            save_file({"coefficients": self.prior.coefficients.cpu().contiguous()}, folder / PRIOR)
         write_config(folder, self.config)
         write_card(folder, self.config, self._facts())
 
     def _facts(self) -> dict[str, str]:
+        network = f"U-Net, {sum(p.numel() for p in self.network.parameters()):,} parameters (averaged weights)"
+        if isinstance(self.process, DDPM):
+            return {
+                "network": network,
+                "noise": f"{self.process.schedule} betas, {self.process.eta:g} x the posterior's",
+            }
         process, prior = self.process, self.prior.coefficients
         schedule = process.schedule
         return {
-            "network": f"U-Net, {sum(p.numel() for p in self.network.parameters()):,} parameters (averaged weights)",
+            "network": network,
             "blur": f"sigma_B {schedule.sigma_B_min:g} to {schedule.sigma_B_max:g} pixels",
             "noise": f"sigma {process.sigma:g} in training, delta {process.delta:g} in sampling",
             "skip": self.config.process.skip,
@@ -218,16 +227,23 @@ class Model(nn.Module):
         """Read a model folder, or download one from the Hugging Face hub by its name, owner/model."""
         folder = locate(name)
         config = read_config(folder)
-        laplacian = GridLaplacian(config.shape[1:])
         network = build_network(config)
         expected = {NETWORK + name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-        if config.process.skip == "linear":
+        linear = config.process.kind == "heat" and config.process.skip == "linear"
+        if linear:
             expected |= {SPECTRUM + name: shape for name, shape in _spectrum_shapes(config.shape).items()}
         tensors = read_tensors(folder / WEIGHTS, expected)
         network.load_state_dict(_with_prefix(tensors, NETWORK))
-        spectrum = Spectrum(**_with_prefix(tensors, SPECTRUM)) if config.process.skip == "linear" else None
-        process = build_process(config.process, laplacian, spectrum)
+        if config.process.kind == "ddpm":
+            return cls(config, build_ddpm(config.process), network.eval(), StandardNormal())
+        spectrum = Spectrum(**_with_prefix(tensors, SPECTRUM)) if linear else None
+        process = build_process(config.process, GridLaplacian(config.shape[1:]), spectrum)
         return cls(config, process, network.eval(), _read_prior(folder, config, process))
+
+
+def build_ddpm(config: ProcessConfig) -> DDPM:
+    """The baseline's process; `delta_ratio` is its eta."""
+    return DDPM(config.K, config.betas, config.delta_ratio)
 
 
 def _even(n: int, most: int) -> int:

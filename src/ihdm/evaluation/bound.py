@@ -13,11 +13,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ihdm import memory
+from ihdm.data import unit_batches
 from ihdm.engine import compile_ahead, inference, recorded
 from ihdm.errors import UsageError
 from ihdm.likelihood import (
     Bound,
     bits_per_dimension,
+    bound_of_terms,
     bounds,
     chosen_levels,
     gaussian_kl,
@@ -30,6 +32,7 @@ from ihdm.model import Model
 from ihdm.noise import SeededNoise
 from ihdm.pixels import to_unit
 from ihdm.plots import figure
+from ihdm.processes import DDPM
 from ihdm.workers import Workers
 
 PRIOR_BATCH = 512  # images whose distances to the prior's are computed at a time
@@ -40,7 +43,7 @@ class Likelihood:
     """The bound for each delta and each image, and what it is made of."""
 
     bounds: list[Bound]
-    errors: Tensor  # the mean squared error at each level 1..K, nan where no image was asked
+    by_level: list[Tensor]  # for each delta the mean of L_0, ..., L_{K-1}; nan where no image was asked
     dimensions: int
     sigma: float
     levels: int  # asked for each image, of K
@@ -50,13 +53,12 @@ class Likelihood:
     def images(self) -> int:
         return len(self.bounds[0].L_0)
 
-    def terms_by_level(self, delta: float) -> Tensor:
-        """The mean of L_0, ..., L_{K-1}."""
-        first = gaussian_nll(self.errors[:1], self.dimensions, delta)
-        return torch.cat([first, gaussian_kl(self.errors[1:], self.dimensions, self.sigma, delta)])
+    @property
+    def K(self) -> int:
+        return len(self.by_level[0])
 
     def table(self) -> str:
-        K = len(self.errors)
+        K = self.K
         levels = f"all {K} levels" if self.levels == K else f"{self.levels} of {K} levels each"
         lines = [
             f"{self.images:,} images of {self.dimensions:,} dimensions, {levels}, seed {self.seed}; "
@@ -79,16 +81,15 @@ class Likelihood:
         return {
             "images": self.images,
             "dimensions": self.dimensions,
-            "K": len(self.errors),
+            "K": self.K,
             "levels": self.levels,
             "seed": self.seed,
             "sigma": self.sigma,
             "bits_per_dimension": "nats / (dimensions ln 2) + 8",
-            "bounds": [self._tree(bound) for bound in self.bounds],
+            "bounds": [self._tree(*pair) for pair in zip(self.bounds, self.by_level)],
         }
 
-    def _tree(self, bound: Bound) -> dict[str, Any]:
-        by_level = self.terms_by_level(bound.delta).tolist()
+    def _tree(self, bound: Bound, by_level: Tensor) -> dict[str, Any]:
         bits = bits_per_dimension(bound.total, self.dimensions)
         named = {"L_K": bound.L_K, "L_1..L_(K-1)": bound.chain, "L_0": bound.L_0, "total": bound.total}
         named["bits_per_dimension"] = bits
@@ -99,7 +100,7 @@ class Likelihood:
                 name: {"mean": float(v.mean()), "standard_error": _or_none(standard_error(v))}
                 for name, v in named.items()
             },
-            "mean_by_level": [_or_none(value) for value in by_level],
+            "mean_by_level": [_or_none(value) for value in by_level.tolist()],
             "total_per_image": bound.total.tolist(),
         }
 
@@ -113,9 +114,8 @@ class Likelihood:
                 ratios, [float(b.mean()) for b in bits], [standard_error(b) for b in bits], marker="o", capsize=3
             )
             left.set(xlabel="delta / sigma", ylabel="bits / dimension", title=f"bound on {self.images:,} images")
-            for bound, ratio in zip(self.bounds, ratios):
-                k = torch.arange(2, len(self.errors) + 1)
-                values = self.terms_by_level(bound.delta)[1:]
+            for values, ratio in zip((terms[1:] for terms in self.by_level), ratios):
+                k = torch.arange(2, self.K + 1)
                 known = ~values.isnan()
                 right.plot(k[known], values[known], label=f"{ratio:g}")
             right.set(xlabel="level k", ylabel="L_(k-1), nats", title="terms of the bound")
@@ -142,30 +142,44 @@ def likelihood(
     levels: how many to ask the network at for each image, drawn by chance; None: all of them.
     Image i has its own noise and levels, which depend on the seed and i alone.
     """
-    sigma, K = model.process.sigma, model.process.K
-    deltas = [ratio * sigma for ratio in delta_ratios]
-    check_noise(sigma, delta_ratios)
-    workers = workers or Workers()
+    workers, process = workers or Workers(), model.process
+    check_noise(model, delta_ratios)
     numbers = workers.share(len(images))
     own = images[numbers.start : numbers.stop]
-    asked = chosen_levels(K, numbers, None if levels is None else levels - 1, seed)
-    errors = workers.join(_squared_errors(model, own, numbers, asked, seed, batch_size, precision, compiled, progress))
+    asked = chosen_levels(process.K, numbers, None if levels is None else levels - 1, seed)
+    answers = workers.join(_answers(model, own, numbers, asked, seed, batch_size, precision, compiled, progress))
     asked = workers.join(asked)
-    terms = workers.join(_prior_terms(model, own, deltas, progress)).T
-    dimensions = math.prod(model.config.shape)
-    found = bounds(errors, asked, terms, K, dimensions, sigma, deltas)
-    return Likelihood(found, mean_by_level(errors, asked, K), dimensions, sigma, asked.shape[1], seed)
+    means, dimensions = mean_by_level(answers, asked, process.K), math.prod(model.config.shape)
+    if isinstance(process, DDPM):
+        rest = workers.join(torch.cat([process.prior_term(u_0) for u_0 in unit_batches(own, PRIOR_BATCH)]))
+        found, by_level, sigma = [bound_of_terms(answers, asked, rest, process.K)], [means], 1.0
+    else:
+        sigma, deltas = process.sigma, [ratio * process.sigma for ratio in delta_ratios]
+        rest = workers.join(_prior_terms(model, own, deltas, progress)).T
+        found = bounds(answers, asked, rest, process.K, dimensions, sigma, deltas)
+        by_level = [_by_level(means, dimensions, sigma, delta) for delta in deltas]
+    return Likelihood(found, by_level, dimensions, sigma, asked.shape[1], seed)
 
 
-def check_noise(sigma: float, delta_ratios: Sequence[float]) -> None:
+def _by_level(errors: Tensor, dimensions: int, sigma: float, delta: float) -> Tensor:
+    """L_0, ..., L_{K-1} of the mean squared errors, of which they are linear functions."""
+    first = gaussian_nll(errors[:1], dimensions, delta)
+    return torch.cat([first, gaussian_kl(errors[1:], dimensions, sigma, delta)])
+
+
+def check_noise(model: Model, delta_ratios: Sequence[float]) -> None:
     """Refuse what has no density."""
-    if sigma == 0:
+    if isinstance(model.process, DDPM):
+        if list(delta_ratios) != [1.0]:
+            raise UsageError("the bound of a diffusion model is that of its posterior's noise: delta ratio 1")
+        return
+    if model.process.sigma == 0:
         raise UsageError("a model trained without noise (process.sigma=0) has no likelihood")
     if not delta_ratios or not all(0 < ratio < math.inf for ratio in delta_ratios):
         raise UsageError(f"delta ratios must be positive, not {', '.join(map(str, delta_ratios)) or 'none'}")
 
 
-def _squared_errors(
+def _answers(
     model: Model,
     images: Tensor,
     numbers: range,
@@ -176,7 +190,11 @@ def _squared_errors(
     compiled: bool,
     progress: bool,
 ) -> Tensor:
-    """|| mu(u_k, k) - F(t_{k-1}) u_0 ||^2 at the levels of each image, (images, levels), on the CPU."""
+    """What the bound is made of, at the levels of each image, (images, levels), on the CPU.
+
+    For inverse heat dissipation || mu(u_k, k) - F(t_{k-1}) u_0 ||^2, for the diffusion baseline its terms themselves.
+    """
+    question = model.process.bound_term if isinstance(model.process, DDPM) else model.process.squared_error
     device = next(model.network.parameters()).device
     size = min(max(1, len(images)), batch_size or model.batch_size(len(images), precision, compiled))
     network = inference(model.network, precision, compiled)
@@ -185,10 +203,10 @@ def _squared_errors(
 
     def ask(u_0: Tensor, image: Tensor, k: Tensor) -> Tensor:
         eps = SeededNoise(seed, image, model.config.shape)(k)
-        return model.process.squared_error(network, u_0, k, eps)
+        return question(network, u_0, k, eps)
 
     ask = recorded(ask, device) if compiled else ask
-    errors = torch.empty(levels.shape)
+    answers = torch.empty(levels.shape)
     with tqdm(total=levels.numel(), desc="asking the network", unit="level", disable=not progress, leave=False) as bar:
         for first in range(0, len(images), size):
             rows = torch.arange(first, first + size).clamp_max(len(images) - 1)  # all batches alike, for the recording
@@ -196,9 +214,9 @@ def _squared_errors(
             u_0, image = to_unit(images[rows].to(device)), (rows + numbers.start).to(device)
             with memory.advice(lambda: model.fewer_images(size, precision, compiled)):
                 for column, k in enumerate(levels[rows].T):
-                    errors[own, column] = ask(u_0, image, k.to(device))[: len(own)].cpu()
+                    answers[own, column] = ask(u_0, image, k.to(device))[: len(own)].cpu()
                     bar.update(len(own))
-    return errors
+    return answers
 
 
 def _prior_terms(model: Model, images: Tensor, deltas: Sequence[float], progress: bool) -> Tensor:

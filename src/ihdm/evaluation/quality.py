@@ -15,6 +15,7 @@ from ihdm.data import ImageSet, evenly_spaced, unit_batches
 from ihdm.errors import UsageError, unknown
 from ihdm.evaluation import drawings
 from ihdm.evaluation.drawings import NEIGHBOURS, SPACES
+from ihdm.heat import GridLaplacian
 from ihdm.metrics.distances import Reference, frechet_distance, kernel_distance, read_reference, write_reference
 from ihdm.metrics.inception import FEATURES, SHA256, Inception, cache_folder, check_channels, features
 from ihdm.metrics.neighbours import Memorisation, Neighbours, memorisation, nearest
@@ -134,7 +135,7 @@ def evaluate(
     inception: on the device that it is to use; None if no metric needs it. options: those of `Model.sample_batches`.
     """
     workers, device = workers or Workers(), next(model.network.parameters()).device
-    rings = Rings(model.process.laplacian)
+    rings = Rings(GridLaplacian(model.config.shape[1:]))
     sources: dict[str, Reference] = {}
     if inception is not None:
         wanted = {split: split_images(images, split)}
@@ -239,15 +240,14 @@ def _neighbours(
 
 
 def _spectra(model: Model, rings: Rings, images: Tensor) -> dict[str, Tensor]:
-    """Power spectra of data, of noisy data and of data blurred to some levels (App. B.5)."""
-    process = model.process
+    """Power spectra of data, and of data at some levels of the process (App. B.5)."""
     some = images[evenly_spaced(len(images), 10 * COMPARED)]
-    generator = torch.Generator().manual_seed(0)
     spectra = {"data": rings.power(unit_batches(images, BATCH))}
-    noisy = (u + process.sigma * torch.randn(u.shape, generator=generator) for u in unit_batches(some, BATCH))
-    spectra[f"data + noise {process.sigma:g}"] = rings.power(noisy)
-    for level in (process.K // 3, 2 * process.K // 3, process.K):
-        k = torch.full((), max(1, level))
-        blurred = (process.blur(u, k.expand(len(u))) for u in unit_batches(some, BATCH))
-        spectra[f"data blurred by {float(process.schedule.sigma_B[k]):.2g} pixels"] = rings.power(blurred)
+    for level in (1, model.process.K // 3, 2 * model.process.K // 3, model.process.K):
+        noise = torch.Generator().manual_seed(0)
+        states = (
+            model.process.noised(u, torch.full((len(u),), max(1, level)), torch.randn(u.shape, generator=noise))
+            for u in unit_batches(some, BATCH)
+        )
+        spectra[f"data at level {max(1, level)}"] = rings.power(states)
     return spectra

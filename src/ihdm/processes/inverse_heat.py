@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ihdm.heat import Constant, GridLaplacian
+from ihdm.processes.levels import spread_levels
 from ihdm.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -39,9 +40,17 @@ class InverseHeat:
     def K(self) -> int:
         return self.schedule.K
 
+    def with_noise(self, ratio: float) -> InverseHeat:
+        """The same with sampling noise delta = ratio sigma."""
+        return replace(self, delta=ratio * self.sigma)
+
     def blur(self, u_0: Tensor, k: Tensor) -> Tensor:
         """F(t_k) u_0 (Eq. 2), with one level for each sample, (B,), or several, (L, B), for which u_0 is read once."""
         return self.laplacian.dissipate(u_0, self._t.like(u_0)[k])
+
+    def noised(self, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+        """u_k = F(t_k) u_0 + sigma eps, a draw from q(u_k | u_0) (Eq. 3)."""
+        return self.blur(u_0, k) + self.sigma * eps
 
     def mean(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
         """mu(u_k, k) (Eq. 4)."""
@@ -53,13 +62,8 @@ class InverseHeat:
         return (self.mean(network, coarse + self.sigma * eps, k) - fine).square().flatten(1).sum(1)
 
     def loss(self, network: Network, u_0: Tensor, generator: torch.Generator) -> Tensor:
-        """Alg. 1: the squared error at a random level, one for each sample.
-
-        Every k is uniform on 1..K; within a batch the levels are evenly spread, which makes the mean less noisy.
-        """
-        start = torch.rand((), generator=generator, device=u_0.device)
-        spread = torch.arange(len(u_0), device=u_0.device) / len(u_0)
-        k = 1 + ((start + spread) % 1 * self.K).long().clamp_max(self.K - 1)
+        """Alg. 1: the squared error at a random level, one for each sample."""
+        k = spread_levels(len(u_0), self.K, generator)
         eps = torch.randn(u_0.shape, generator=generator, device=u_0.device, dtype=u_0.dtype)
         return self.squared_error(network, u_0, k, eps)
 

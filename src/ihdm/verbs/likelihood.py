@@ -64,9 +64,9 @@ def likelihood(
     keep_freed_memory()
     place = choose_device(device)
     loaded = Model.from_pretrained(model)
-    process = loaded.process
-    ratios = delta_ratio or (loaded.config.process.delta_ratio,)
-    check_noise(process.sigma, ratios)
+    own = loaded.config.process.delta_ratio if loaded.config.process.kind == "heat" else 1.0
+    ratios = delta_ratio or (own,)
+    check_noise(loaded, ratios)
     images = evaluation.images_for(loaded, data, resize)
     chosen = images.train if split == "train" else images.held_out
     chosen = chosen[evenly_spaced(len(chosen), n or len(chosen))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,7 @@ def train(
     """
     config = with_data(load_config(preset, itertools.chain(*settings)), data)
     run = run or Path("runs") / Path(preset).stem
-    if config.process.sigma == 0:
+    if config.process.kind == "heat" and config.process.sigma == 0:
         print("warning: without noise (process.sigma=0) the reverse process is unstable (App. C.5)", file=sys.stderr)
     from ihdm.data import load_images
     from ihdm.engine import keep_freed_memory
@@ -46,16 +47,20 @@ def train(
         f"learning from {len(images.train):,} images {_shape_text(images.shape)}, checking on {len(images.held_out):,} "
         f"others; {parameters:,} parameters on {trainer.accelerator.device}"
     )
-    widest, longest = trainer.model.process.schedule.sigma_B_max, max(images.shape[1:])
-    if widest < longest / 2:
-        trainer.say(
-            f"note: at the widest blur, {widest:g} pixels, images of {longest} pixels are not blank yet; "
-            f"the paper blurs by half the size or more: --set process.sigma_B_max=auto"
-        )
+    if config.process.kind == "heat":
+        _note_on_blur(trainer.say, trainer.model.process.schedule.sigma_B_max, max(images.shape[1:]))
     if trainer.train():
         trainer.say(f"done; the model is in {run / 'model'}. Next: ihdm sample {shlex.quote(str(run / 'model'))}")
     else:
         trainer.say(f"stopped at step {trainer.step:,}, all saved; the same command goes on from there")
+
+
+def _note_on_blur(say: Callable[[str], None], widest: float, longest: int) -> None:
+    if widest < longest / 2:
+        say(
+            f"note: at the widest blur, {widest:g} pixels, images of {longest} pixels are not blank yet; "
+            f"the paper blurs by half the size or more: --set process.sigma_B_max=auto"
+        )
 
 
 def _shape_text(shape: tuple[int, int, int]) -> str:
