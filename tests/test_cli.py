@@ -211,7 +211,7 @@ def test_running_out_of_memory_says_what_helps(model, capsys, monkeypatch):
     def exhausted(*words, **options):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(Model, "_start", exhausted)
+    monkeypatch.setattr(Model, "start", exhausted)
     refused(
         ["sample", "model", "--batch-size", "40"], 1, "not enough memory for 32 images at a time; 16 should", capsys
     )

@@ -206,7 +206,7 @@ def test_power_by_rings(generator, grid):
     power = rings.power([wave])
     (ring,) = (power > 1e-12).nonzero()
     assert abs(rings.frequency[ring] - 3 * math.pi / grid[0]) < math.pi / max(grid)
-    assert float((power * rings._modes).sum()) == pytest.approx(float(wave.square().sum()))  # Parseval
+    assert float((power * rings.modes).sum()) == pytest.approx(float(wave.square().sum()))  # Parseval
     blurred = rings.power([laplacian.dissipate(wave, 0.7)])
     decay = math.exp(-2 * 0.7 * (3 * math.pi / grid[0]) ** 2)
     assert float(blurred[ring] / power[ring]) == pytest.approx(decay)

@@ -15,6 +15,7 @@ from ihdm.verbs.evaluate import evaluate
 from ihdm.verbs.info import info
 from ihdm.verbs.likelihood import likelihood
 from ihdm.verbs.sample import sample
+from ihdm.verbs.study import study
 from ihdm.verbs.train import train
 
 LESS_MEMORY = (
@@ -27,6 +28,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "sample": sample,
     "likelihood": likelihood,
     "evaluate": evaluate,
+    "study": study,
     "info": info,
     "demo": demo,
 }

@@ -127,7 +127,7 @@ class Model(nn.Module):
             for done in range(0, n, size):
                 count = min(size, n - done)
                 with memory.advice(lambda: self.fewer_images(size, precision, compiled)):
-                    u_K = self._start(process, numbers, seed, same_start)
+                    u_K = self.start(numbers * 0 if same_start else numbers, seed, delta_ratio)
                     images = last(chain(step, u_K, process.K))
                 yield images[:count].clamp(0, 1)
                 bar.update(count)
@@ -168,12 +168,30 @@ class Model(nn.Module):
         compiled: bool = True,
     ) -> Iterator[tuple[int, Tensor]]:
         """(k, u_k) for k = K..0: the path of the images that `sample` returns, in one batch, on the CPU."""
-        process, device = self._process(delta_ratio), next(self.network.parameters()).device
-        numbers = torch.arange(n, device=device)
+        numbers = torch.arange(n, device=next(self.network.parameters()).device)
         noise = SeededNoise(seed, numbers * 0 if same_noise else numbers, self.config.shape)
-        step = self._step(process, noise, n, precision, compiled)
-        for k, u in chain(step, self._start(process, numbers, seed, same_start), process.K):
+        u_K = self.start(numbers * 0 if same_start else numbers, seed, delta_ratio)
+        for k, u in self.path(u_K, noise, delta_ratio=delta_ratio, precision=precision, compiled=compiled):
             yield k, u.clamp(0, 1).cpu()
+
+    def start(self, numbers: Tensor, seed: int = 0, delta_ratio: float | None = None) -> Tensor:
+        """u_K of the images with the given numbers, drawn from the prior; equal numbers give equal starts."""
+        process, choice = self._process(delta_ratio), SeededNoise(seed, numbers, self.config.shape)
+        return self.prior.sample(choice, choice(process.K + 1), process.delta)
+
+    @torch.no_grad()
+    def path(
+        self,
+        u_K: Tensor,
+        noise: Noise,
+        *,
+        delta_ratio: float | None = None,
+        precision: torch.dtype = torch.float32,
+        compiled: bool = True,
+    ) -> Iterator[tuple[int, Tensor]]:
+        """(k, u_k) for k = K..0, from any start with any source of noise, on the model's device."""
+        process = self._process(delta_ratio)
+        return chain(self._step(process, noise, len(u_K), precision, compiled), u_K, process.K)
 
     def _process(self, delta_ratio: float | None) -> Process:
         return self.process if delta_ratio is None else self.process.with_noise(delta_ratio)
@@ -186,11 +204,6 @@ class Model(nn.Module):
             return step
         compile_ahead(self.network, torch.empty(size, *self.config.shape, device=device), precision)
         return recorded(step, device)
-
-    def _start(self, process: Process, numbers: Tensor, seed: int, same_start: bool) -> Tensor:
-        """u_K of the images with the given numbers."""
-        start = SeededNoise(seed, numbers * 0 if same_start else numbers, self.config.shape)
-        return self.prior.sample(start, start(process.K + 1), process.delta)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a model folder, replacing the files of one that is there."""

@@ -53,6 +53,41 @@ class SeededNoise:
         return _scramble(_scramble(_scramble(self.images * 0 + _signed(self.seed)) ^ self.images) ^ k)
 
 
+@dataclass(frozen=True)
+class InterpolatedNoise:
+    """From one source of noise (weight 0) to another (weight 1), on the circle that joins them.
+
+    cos a + sin b of independent standard normal draws a, b is standard normal again. weight: one for each row.
+    """
+
+    one: Noise
+    other: Noise
+    weight: Tensor
+
+    def __call__(self, k: Tensor) -> Tensor:
+        a, b = self.one(k), self.other(k)
+        angle = (self.weight * math.pi / 2).to(a).view(-1, *[1] * (a.ndim - 1))
+        return angle.cos() * a + angle.sin() * b
+
+
+@dataclass(frozen=True)
+class BranchingNoise:
+    """Noise for the leaves of a binary tree (Fig. 4b): two leaves share it down to the level where their branches part.
+
+    splits: the levels at which every branch parts in two, from coarse to fine. A row for each of the 2^splits leaves.
+    """
+
+    seed: int
+    splits: Sequence[int]
+    shape: Sequence[int]
+    device: torch.device
+
+    def __call__(self, k: Tensor) -> Tensor:
+        leaves = torch.arange(2 ** len(self.splits), device=self.device)
+        later = (torch.tensor(self.splits, device=self.device) < k).sum()  # splits that are still to come
+        return SeededNoise(self.seed, leaves >> later, self.shape)(k)
+
+
 def mix_seed(*numbers: int) -> int:
     """One non-negative 63-bit seed from several integers, well spread even if they are small and consecutive."""
     key = 0

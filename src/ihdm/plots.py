@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ihdm.errors import IhdmError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STYLE: dict[Any, Any] = {
     "figure.dpi": 120,
@@ -20,7 +23,8 @@ STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.6,
     "lines.linewidth": 1.6,
     "legend.frameon": False,
-    "axes.prop_cycle": "cycler('color', ['#1b4965', '#d1495b', '#edae49', '#66a182', '#8d6a9f', '#7a7a7a'])",
+    # Okabe and Ito's colours, which most colour-blind people can tell apart
+    "axes.prop_cycle": "cycler('color', ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000'])",
 }
 
 
@@ -35,8 +39,10 @@ def check_available() -> None:
 
 
 @contextlib.contextmanager
-def figure(path: Path, columns: int = 1, size: tuple[float, float] = (5.2, 3.6)) -> Iterator[list[Any]]:
-    """Axes side by side, saved as `path` at the end."""
+def figure(
+    path: Path, columns: int = 1, size: tuple[float, float] = (5.2, 3.6), widths: Sequence[float] | None = None
+) -> Iterator[list[Any]]:
+    """Axes of a size in inches, side by side, saved as `path` at the end. widths: relative to each other."""
     check_available()
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -45,6 +51,60 @@ def figure(path: Path, columns: int = 1, size: tuple[float, float] = (5.2, 3.6))
     with matplotlib.rc_context(STYLE):
         page = Figure(figsize=(size[0] * columns, size[1]))
         FigureCanvasAgg(page)
-        axes = page.subplots(1, columns, squeeze=False)[0]
+        axes = page.subplots(1, columns, squeeze=False, width_ratios=widths)[0]
         yield list(axes)
         page.savefig(path)
+
+
+def tiles(
+    axis: Any,
+    rows: Sequence[Sequence[Tensor] | Tensor],
+    row_labels: Sequence[str] = (),
+    column_labels: Sequence[str] = (),
+    gap: int = 1,
+) -> None:
+    """Rows of images (C, H, W) in [0, 1], pixel for pixel, with a label for each row and each column."""
+    import numpy as np
+
+    height, width = rows[0][0].shape[1:]
+    page = np.ones((len(rows) * (height + gap) - gap, max(map(len, rows)) * (width + gap) - gap, 3))
+    for top, left, image in _places(rows, height + gap, width + gap):
+        pixels = image.detach().float().clamp(0, 1).cpu().expand(max(3, len(image)), -1, -1)[:3].permute(1, 2, 0)
+        page[top : top + height, left : left + width] = pixels.numpy()
+    axis.imshow(page, interpolation="nearest", aspect="equal")
+    _label(axis, row_labels, column_labels, (height, width), gap)
+
+
+def signed_tiles(
+    axis: Any,
+    rows: Sequence[Sequence[Tensor]],
+    row_labels: Sequence[str] = (),
+    column_labels: Sequence[str] = (),
+    gap: int = 1,
+    decades: int = 3,
+) -> None:
+    """Rows of maps (H, W) of both signs, each in units of its largest value: linear near 0, then logarithmic."""
+    import numpy as np
+
+    height, width = rows[0][0].shape
+    page = np.full((len(rows) * (height + gap) - gap, max(map(len, rows)) * (width + gap) - gap), np.nan)
+    for top, left, values in _places(rows, height + gap, width + gap):
+        relative = values / values.abs().max().clamp_min(1e-30)
+        logarithm = relative.sign() * (1 + relative.abs() * 10**decades).log10() / np.log10(1 + 10**decades)
+        page[top : top + height, left : left + width] = logarithm.numpy()
+    axis.imshow(page, interpolation="nearest", aspect="equal", cmap="RdBu_r", vmin=-1, vmax=1)
+    _label(axis, row_labels, column_labels, (height, width), gap)
+
+
+def _places(rows: Sequence[Sequence[Tensor] | Tensor], down: int, right: int) -> Iterator[tuple[int, int, Tensor]]:
+    return ((i * down, j * right, image) for i, row in enumerate(rows) for j, image in enumerate(row))
+
+
+def _label(axis: Any, rows: Sequence[str], columns: Sequence[str], size: tuple[int, int], gap: int) -> None:
+    """Words beside rows and above columns of tiles, and nothing else."""
+    height, width = size
+    axis.grid(False)
+    axis.spines[:].set_visible(False)
+    axis.tick_params(length=0, labeltop=True, labelbottom=False)
+    axis.set_yticks([i * (height + gap) + height / 2 for i in range(len(rows))], rows)
+    axis.set_xticks([j * (width + gap) + width / 2 for j in range(len(columns))], columns)

@@ -65,6 +65,11 @@ class Log:
             self._board.close()
 
 
+def read_log(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's log.jsonl."""
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines() if _step(line) < float("inf")]
+
+
 def _step(line: str) -> float:
     """The step of a line; a line that was cut off by a crash belongs to none."""
     try:

@@ -17,7 +17,7 @@ class Rings:
     """The cosine frequencies of a grid, gathered in rings as wide as the lowest of them.
 
     frequency: the mean frequency of each ring in radians per pixel, sqrt(-eigenvalue), from 0 (the mean colour) to
-    pi sqrt(2) (the corner).
+    pi sqrt(2) (the corner). modes: how many frequencies are in each ring.
     """
 
     def __init__(self, laplacian: GridLaplacian):
@@ -25,7 +25,7 @@ class Rings:
         frequency = (-laplacian.eigenvalues).sqrt().flatten()
         nearest = (frequency * max(laplacian.grid) / math.pi).round().long()
         _, self._ring = nearest.unique(return_inverse=True)
-        self._modes = torch.bincount(self._ring).double()
+        self.modes = torch.bincount(self._ring).double()
         self.frequency = self._mean(frequency)
 
     def __len__(self) -> int:
@@ -41,7 +41,7 @@ class Rings:
         return self._mean(total.flatten() / max(count, 1))
 
     def _mean(self, values: Tensor) -> Tensor:
-        return torch.zeros_like(self._modes).index_add(0, self._ring, values) / self._modes
+        return torch.zeros_like(self.modes).index_add(0, self._ring, values) / self.modes
 
 
 def log_spectral_distance(power: Tensor, other: Tensor) -> float:

@@ -1,0 +1,38 @@
+"""One file for each experiment of the paper: a picture, the numbers behind it, and what to make of them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ihdm.errors import unknown
+
+if TYPE_CHECKING:
+    from ihdm.studies.lab import Findings, Lab
+
+STUDIES = {
+    "sequence": "forward and generative sequences (Fig. 1, 4a)",
+    "branches": "one start, the sequence parting in two at given levels: a tree (Fig. 4b)",
+    "same-start": "many samples from one blank image (App. D.1)",
+    "delta-sweep": "more and more sampling noise: samples, their quality and the bound (Fig. 5, App. C.3, D.3)",
+    "colour-and-shape": "the start decides the colour, the noise the shape (Fig. 6a, App. D.4)",
+    "interpolation": "between two samples, beside the diffusion baseline (Fig. 6b, App. D.2)",
+    "input-gradients": "which input pixels a step looks at, beside the diffusion baseline (Fig. 7)",
+    "few-shot": "learning from twenty images, beside the diffusion baseline (App. C.2)",
+    "sigma-robustness": "models for several training noises over sampling noise (App. C.1)",
+    "sigma-zero": "why training needs noise (App. C.5)",
+    "prior-overlap": "L_K over the widest blur (App. C.4)",
+    "power-spectrum": "spectra under noising and under blurring (Fig. 3, App. B.4-B.5)",
+    "neighbours": "samples and their nearest training images (App. D.5)",
+    "langevin-limit": "with many levels a step becomes a Langevin step (App. A.4)",
+    "network-bias": "how far a learned step is from the best linear one (beyond the paper)",
+}
+
+
+def run(name: str, lab: Lab) -> Findings:
+    """Run a study and write NAME.png, NAME.json and NAME.md."""
+    if name not in STUDIES:
+        raise unknown("study", name, STUDIES)
+    findings = import_module(f"ihdm.studies.{name.replace('-', '_')}").study(lab)
+    lab.write(name, STUDIES[name], findings)
+    return findings

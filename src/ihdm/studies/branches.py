@@ -1,0 +1,64 @@
+"""One start, the sequence parting in two at given levels (Fig. 4b)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ihdm.noise import BranchingNoise
+from ihdm.plots import figure
+from ihdm.studies.lab import Findings, Lab
+
+SPLITS = (0.85, 0.55, 0.3)  # of K
+TREES = 8  # that the distances are averaged over; the first is drawn
+
+
+def study(lab: Lab) -> Findings:
+    model = lab.model()
+    K, leaves = model.process.K, 2 ** len(SPLITS)
+    splits = [max(1, round(share * K)) for share in SPLITS]
+    wanted = [K, *splits, 0]
+    distances: dict[int, list[Tensor]] = {split: [] for split in splits}
+    drawn: dict[int, Tensor] = {}
+    for tree in range(TREES):
+        u_K = model.start(torch.full((leaves,), tree, device=lab.device), lab.seed)
+        noise = BranchingNoise(lab.seed + tree, splits, model.config.shape, lab.device)
+        states = {k: u.cpu() for k, u in model.path(u_K, noise, **lab.options()) if k in wanted}
+        drawn = drawn or states
+        images = states[0].flatten(1)
+        for depth, split in enumerate(splits):
+            half = leaves >> depth + 1  # leaves of one side of a split
+            pairs = images.view(-1, 2, half, images.shape[1])
+            distances[split].append((pairs[:, 0] - pairs[:, 1]).square().mean(-1).sqrt().mean())
+    apart = {split: float(torch.stack(values).mean()) for split, values in distances.items()}
+    _draw(lab, drawn, wanted, model.process.schedule.sigma_B)
+    words = ", ".join(f"{apart[split]:.3f} (level {split})" for split in splits)
+    return Findings(
+        {"splits": splits, "rms_difference_by_split": apart},
+        "leaves that part early differ in shape, leaves that part late only in detail.",
+        "the image branches into plausible variants, ever more alike the later the branches part (Fig. 4b).",
+        f"the root mean square difference of leaves by the level at which they part: {words}.",
+    )
+
+
+def _draw(lab: Lab, states: dict[int, Tensor], levels: list[int], sigma_B: Tensor) -> None:
+    """Columns are levels, each branch is drawn once and joined to those it parts into."""
+    leaves = len(states[levels[0]])
+    with figure(lab.picture("branches"), size=(8.5, 7)) as (axis,):
+        places: list[list[tuple[float, float]]] = []
+        for column, k in enumerate(levels):
+            branches = 2 ** max(0, column - 1)  # the states at a split are still shared
+            each = leaves // branches
+            places.append([(float(column), (b + 0.5) * each) for b in range(branches)])
+            for branch, (x, y) in enumerate(places[-1]):
+                pixels = states[k][branch * each].clamp(0, 1).expand(3, -1, -1).permute(1, 2, 0).numpy()
+                box = (x - 0.3, x + 0.3, y + 0.42, y - 0.42)
+                axis.imshow(pixels, extent=box, interpolation="nearest", aspect="auto", zorder=2, vmin=0, vmax=1)
+        for left, right in zip(places, places[1:]):
+            for branch, (x, y) in enumerate(right):
+                from_x, from_y = left[branch * len(left) // len(right)]
+                axis.plot([from_x + 0.3, x - 0.3], [from_y, y], color="0.6", linewidth=1, zorder=1)
+        axis.set(xlim=(-0.4, len(levels) - 0.6), ylim=(leaves, 0), yticks=[])
+        axis.set_xticks(range(len(levels)), [f"$\\sigma_B$ = {float(sigma_B[k]):.2g}" for k in levels])
+        axis.grid(False)
+        axis.spines[:].set_visible(False)

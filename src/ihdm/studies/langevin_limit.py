@@ -1,0 +1,56 @@
+"""With many levels a step becomes a Langevin step (App. A.4)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ihdm.heat import GridLaplacian
+from ihdm.plots import figure
+from ihdm.schedule import Schedule
+from ihdm.studies.lab import Findings, Lab
+
+LEVELS = (10, 20, 50, 100, 200, 500, 1000, 2000)
+SIGMA, SIGMA_B_MAX = 0.1, 6.0
+POINTS, STATES = 32, 64
+
+
+def study(lab: Lab) -> Findings:
+    """Of a density that is known: as many points, so that the best step and the score have closed forms."""
+    generator = torch.Generator().manual_seed(lab.seed)
+    laplacian = GridLaplacian((8, 8))
+    data = torch.rand(POINTS, 1, 8, 8, generator=generator, dtype=torch.float64)
+    choice = torch.randint(POINTS, (STATES,), generator=generator)
+    eps = torch.randn(STATES, 1, 8, 8, generator=generator, dtype=torch.float64)
+    errors = {K: _error(laplacian, Schedule(K, SIGMA_B_MAX), data, choice, eps) for K in LEVELS}
+    slope = math.log(errors[LEVELS[-1]] / errors[LEVELS[2]]) / math.log(LEVELS[-1] / LEVELS[2])
+    with figure(lab.picture("langevin-limit")) as (axis,):
+        axis.loglog(LEVELS, list(errors.values()), "o-", label="$|\\mu - u - \\sigma^2 \\nabla \\log p|$, relative")
+        axis.loglog(LEVELS, [errors[LEVELS[2]] * LEVELS[2] / K for K in LEVELS], "--", label="1 / K")
+        axis.set(xlabel="levels K", ylabel="error")
+        axis.legend()
+    return Findings(
+        {"K": LEVELS, "relative_error": list(errors.values()), "slope": slope},
+        "the best step of the reverse process comes as close as one likes to a Langevin step of size sigma^2.",
+        "for K to infinity the loss becomes denoising score matching, and the step with delta = sqrt(2) sigma a "
+        "Langevin step (App. A.4).",
+        f"the relative difference falls from {errors[LEVELS[0]]:.2g} (K = {LEVELS[0]}) to {errors[LEVELS[-1]]:.2g} "
+        f"(K = "
+        f"{LEVELS[-1]}), as K to the power {slope:.2f}.",
+    )
+
+
+def _error(laplacian: GridLaplacian, schedule: Schedule, data: Tensor, choice: Tensor, eps: Tensor) -> float:
+    """|| mu - (u + sigma^2 grad log p_k(u)) || / || sigma^2 grad log p_k(u) || half-way, for draws u of p_k.
+
+    The best mu is E[F(t_{k-1}) u_0 | u_k], and u + sigma^2 grad log p_k(u) is E[F(t_k) u_0 | u_k] (Tweedie's formula).
+    """
+    middle = math.sqrt(schedule.sigma_B_min * schedule.sigma_B_max)
+    k = int((schedule.sigma_B[1:] - middle).abs().argmin()) + 1
+    coarse, fine = (laplacian.dissipate(data, float(schedule.t[level])) for level in (k, k - 1))
+    u = coarse[choice] + SIGMA * eps
+    weights = torch.softmax(-torch.cdist(u.flatten(1), coarse.flatten(1)).square() / (2 * SIGMA**2), 1)
+    mu, tweedie = (weights @ images.flatten(1) for images in (fine, coarse))
+    return float((mu - tweedie).norm() / (tweedie - u.flatten(1)).norm())

@@ -1,0 +1,49 @@
+"""How far a learned step is from the best linear one (beyond the paper)."""
+
+from __future__ import annotations
+
+import torch
+
+from ihdm.data import evenly_spaced, unit_batches
+from ihdm.noise import SeededNoise
+from ihdm.pixels import to_unit
+from ihdm.plots import figure
+from ihdm.processes import LinearSkip, Spectrum
+from ihdm.studies.lab import Findings, Lab
+
+IMAGES, POINTS = 64, 15
+
+
+@torch.no_grad()
+def study(lab: Lab) -> Findings:
+    model = lab.model()
+    process = model.process
+    u_0 = to_unit(lab.images.held_out[evenly_spaced(len(lab.images.held_out), IMAGES)]).to(lab.device)
+    spectrum = Spectrum.from_images(process.laplacian, unit_batches(lab.images.train, 512))
+    linear = LinearSkip(process.laplacian, process.schedule, process.sigma, spectrum)
+    noise = SeededNoise(lab.seed, lab.numbers(len(u_0)), model.config.shape)
+    levels = sorted({max(1, round(process.K * i / POINTS)) for i in range(1, POINTS + 1)})
+    errors: dict[str, list[float]] = {"doing nothing": [], "best linear step": [], "learned step": []}
+    for level in levels:
+        k = torch.full((len(u_0),), level, device=lab.device)
+        u_k, target = process.noised(u_0, k, noise(level)), process.blur(u_0, k - 1)
+        steps = (u_k, linear.predict(u_k, k), process.mean(model.network, u_k, k))
+        for values, step in zip(errors.values(), steps):
+            values.append(float((step - target).square().mean().sqrt()))
+    gain = [1 - learned / best for learned, best in zip(errors["learned step"], errors["best linear step"])]
+    with figure(lab.picture("network-bias"), columns=2) as (left, right):
+        sigma_B = [float(process.schedule.sigma_B[k]) for k in levels]
+        for name, values in errors.items():
+            left.loglog(sigma_B, values, "o-", markersize=3, label=name)
+        left.set(xlabel="$\\sigma_B$, pixels", ylabel="rms error of $u_{k-1}$")
+        left.legend()
+        right.semilogx(sigma_B, [100 * value for value in gain], "o-", markersize=3)
+        right.axhline(0, color="0.6", linewidth=0.8)
+        right.set(xlabel="$\\sigma_B$, pixels", ylabel="error less than linear, %")
+    return Findings(
+        {"levels": levels, "rms_error": errors, "gain": gain},
+        "where the learned step is better than the best linear filter, which knows the data's spectrum only.",
+        "not in the paper.",
+        f"the learned step's error is {100 * gain[0]:.0f} % less than the linear one's at level {levels[0]}, "
+        f"{100 * gain[len(gain) // 2]:.0f} % less half-way, {100 * gain[-1]:.0f} % less at level K.",
+    )

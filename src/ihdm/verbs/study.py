@@ -1,0 +1,64 @@
+"""`ihdm study`."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from ihdm.config import Device
+from ihdm.errors import UsageError, unknown
+from ihdm.studies import STUDIES
+from ihdm.verbs.words import Settings, check_folder
+
+
+def study(
+    name: Annotated[Positional[str | None], arg(metavar="NAME")] = None,
+    /,
+    list: bool = False,
+    model: Annotated[str | None, arg(metavar="MODEL")] = None,
+    data: Annotated[str | None, arg(metavar="SOURCE")] = None,
+    preset: Annotated[str | None, arg(metavar="PRESET")] = None,
+    quick: bool = False,
+    out: Annotated[Path, arg(metavar="FOLDER")] = Path("studies"),
+    seed: int = 0,
+    inception: Annotated[Path | None, arg(metavar="FILE")] = None,
+    device: Device = "auto",
+    settings: Settings = (),
+) -> None:
+    """Repeat an experiment of the paper: a picture, the numbers behind it, and what they say.
+
+    Args:
+        name: of the study; --list shows them all
+        list: show all studies, a line each
+        model: a trained model to study; default: one is trained with the preset, once for all studies in the folder
+        data: the images it was trained on, or to train on; default: the preset's
+        preset: settings of models that are trained; default: mnist-small, with --quick digits
+        quick: small and rough, in about a minute on a laptop
+        out: the folder for NAME.png, NAME.json, NAME.md and trained models
+        seed: of samples
+        inception: the Inception network of 2015-12-05, for studies that compute FID; default: found or downloaded once
+        device: where to compute; auto: the GPU if there is one
+    """
+    if list:
+        width = max(map(len, STUDIES))
+        print("\n".join(f"{name:<{width}}  {about}" for name, about in STUDIES.items()))
+        return
+    if name is None:
+        raise UsageError("name a study; ihdm study --list shows them all")
+    if name not in STUDIES:
+        raise unknown("study", name, STUDIES)
+    check_folder(out)
+    from ihdm import plots, studies
+    from ihdm.engine import keep_freed_memory
+    from ihdm.studies.lab import Lab
+
+    plots.check_available()
+    keep_freed_memory()
+    chosen = preset or ("digits" if quick else "mnist-small")
+    words = tuple(itertools.chain(*settings))
+    lab = Lab(out, chosen, words, model, data, quick, seed, device, inception)
+    findings = studies.run(name, lab)
+    print(f"{findings.found}\n{out / f'{name}.png'}\n{out / f'{name}.md'}")
