@@ -13,13 +13,15 @@ from ihdm import evaluation
 from ihdm.cli import main
 from ihdm.data import ImageSet
 from ihdm.errors import UsageError
-from ihdm.evaluation.quality import check_request
+from ihdm.evaluation import quality
+from ihdm.evaluation.quality import check_images, check_metrics
 from ihdm.likelihood import gaussian_kl, gaussian_nll
 from ihdm.metrics import inception as inception_module
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.noise import SeededNoise
 from ihdm.pixels import to_unit
+from ihdm.workers import Workers
 
 RATIOS = (1.0, 1.25)
 
@@ -82,7 +84,7 @@ def test_drawn_levels_are_some_of_all(model, tiny_images):
 
 @pytest.mark.parametrize("ratios", [[], [0.0], [1.0, -1.0], [float("inf")]])
 def test_noise_without_a_density_is_refused(model, tiny_images, ratios):
-    with pytest.raises(UsageError, match="positive"):
+    with pytest.raises(UsageError, match="delta ratios go"):
         evaluation.likelihood(model, tiny_images.held_out, ratios)
 
 
@@ -147,6 +149,57 @@ def test_images_against_themselves_and_worse_ones(model, tiny_images, monkeypatc
     assert exact.spectral_distance < noisy.spectral_distance < noisier.spectral_distance
 
 
+def test_references_are_those_of_the_very_pixels_and_of_the_convention(tiny_images):
+    inception = Projection(64)
+    first = quality._reference("blobs", "train", tiny_images.train, inception, Workers())
+    assert inception.asked == 32
+    assert quality._reference("others", "test", tiny_images.train, inception, Workers()).features.equal(first.features)
+    assert inception.asked == 32  # the same pixels, whatever they are called
+    changed = tiny_images.train.clone()
+    changed[7, 0, 3, 3] ^= 1
+    assert not quality._reference("blobs", "train", changed, inception, Workers()).features.equal(first.features)
+    assert inception.asked == 64
+    inception.convention = "legacy"
+    quality._reference("blobs", "train", tiny_images.train, inception, Workers())
+    assert inception.asked == 96
+
+
+def test_features_that_cannot_be_kept_are_used_all_the_same(tiny_images, monkeypatch, capsys):
+    monkeypatch.setenv("IHDM_CACHE", "/proc/nothing")
+    found = quality._reference("blobs", "train", tiny_images.train, Projection(64), Workers())
+    assert len(found) == 32 and "could not be kept" in capsys.readouterr().err
+
+
+def test_neighbours_need_no_more_than_some_samples(model, tiny_images, monkeypatch):
+    monkeypatch.setattr(quality, "COMPARED", 5)
+    inception = Projection(64)
+    found = evaluation.evaluate(model, tiny_images, inception, 12, ["neighbours"], split="test")
+    assert found.samples == 5 and inception.asked == 5 + 32 + 5  # samples, all of training, some held out
+
+
+def test_every_option_of_sampling_and_comparing_matters(model, tiny_images):
+    inception = Projection(64)
+    common = {"n": 12, "metrics": ["fid", "kid"]}
+    usual = evaluation.evaluate(model, tiny_images, inception, **common)
+    for other in ({"seed": 1}, {"split": "test"}, {"delta_ratio": 3.0}):
+        found = evaluation.evaluate(model, tiny_images, inception, **common, **other)
+        assert found.fid != pytest.approx(usual.fid, rel=1e-3)
+
+
+def test_table_and_json_say_which_term_is_which(model, tiny_images):
+    found = evaluation.likelihood(model, tiny_images.held_out, [1.25, 1.0])
+    assert [round(bound.delta / found.sigma, 2) for bound in found.bounds] == [1.0, 1.25]  # in order
+    tree, lines = found.tree(), found.table().splitlines()
+    for bound, branch, line in zip(found.bounds, tree["bounds"], lines[3:]):
+        terms = {"L_K": bound.L_K, "L_1..L_(K-1)": bound.chain, "L_0": bound.L_0, "total": bound.total}
+        cells = [float(cell.replace(",", "")) for cell in line.replace("+-", "").split()]
+        for i, (name, values) in enumerate(terms.items()):
+            assert branch[name]["mean"] == pytest.approx(float(values.mean()))
+            assert cells[1 + 2 * i] == pytest.approx(float(values.mean()), abs=0.06)
+            assert cells[2 + 2 * i] == pytest.approx(float(values.std() / 8**0.5), abs=0.06)
+    assert "+-" not in evaluation.likelihood(model, tiny_images.held_out[:1], [1.0]).table().splitlines()[3]
+
+
 def test_only_what_is_asked_for_is_measured(model, tiny_images):
     found = evaluation.evaluate(model, tiny_images, None, 5, ["spectrum"], split="test", seed=2)
     assert found.fid is None and found.kid is None and not found.memorisation
@@ -175,11 +228,12 @@ def test_only_what_is_asked_for_is_measured(model, tiny_images):
 def test_what_cannot_be_measured_is_refused(tiny_images, options, message):
     request = {"metrics": ["fid"], "n": 100, "images": tiny_images, "split": "train", "allow_few": False} | options
     with pytest.raises(UsageError, match=message):
-        check_request(**request)
+        check_metrics(request["metrics"], request["n"])
+        check_images(**request)
 
 
 def test_few_images_are_measured_if_that_is_wanted(tiny_images):
-    check_request(["fid"], 100, tiny_images, "train", allow_few=True)
+    check_images(["fid"], 100, tiny_images, "train", allow_few=True)
 
 
 # The commands
@@ -247,9 +301,12 @@ def test_evaluate_on_digits(files, capsys):
     [
         (["likelihood", "model", "--data", "photos.npz"], 2, "--resize"),
         (["likelihood", "model", "--data", "images.npz", "--levels", "1"], 2, "--levels at least 2"),
-        (["likelihood", "model", "--data", "images.npz", "--delta-ratio", "0"], 2, "positive"),
+        (["likelihood", "model", "--data", "images.npz", "--delta-ratio", "0"], 2, "delta ratios go"),
         (["evaluate", "model", "--data", "photos.npz"], 2, "--resize"),
-        (["evaluate", "model", "--data", "images.npz", "--n", "9"], 2, "--allow-few"),
+        (["evaluate", "model", "--data", "mixed.npz"], 2, "--resize"),
+        (["evaluate", "model", "--data", "images.npz"], 2, "leave it out"),
+        (["evaluate", "model", "--data", "images.npz", "--metrics", "spectrum", "--json", "."], 2, "is a folder"),
+        (["evaluate", "model", "--data", "digits", "--n", "9"], 2, "--allow-few"),
         (["evaluate", "model", "--data", "images.npz", "--metrics", "fud"], 2, "unknown metric"),
         (
             ["evaluate", "model", "--data", "images.npz", "--allow-few", "--inception", "no.pt"],
@@ -261,6 +318,7 @@ def test_evaluate_on_digits(files, capsys):
 )
 def test_wrong_words_are_refused(files, words, code, message, capsys):
     np.savez("photos.npz", np.zeros((4, 10, 12, 3), np.uint8))
+    np.savez("mixed.npz", train=np.zeros((4, 8, 8), np.uint8), test=np.zeros((4, 9, 8), np.uint8))
     with pytest.raises(SystemExit) as stop:
         main(words)
     assert stop.value.code == code
@@ -293,6 +351,7 @@ main(sys.argv[1:])
     "words",
     [
         ["likelihood", "model", "--data", "images.npz", "--levels", "4"],
+        ["likelihood", "model", "--data", "images.npz", "--n", "1"],
         ["evaluate", "model", "--data", "images.npz", "--n", "13", "--allow-few"],
     ],
 )

@@ -175,6 +175,9 @@ def test_drawn_levels_estimate_the_sum_without_preference():
     assert not levels.equal(chosen_levels(K, range(images), count, seed=2))
     assert chosen_levels(K, range(2), None, 0).tolist() == [list(range(1, K + 1))] * 2
     assert chosen_levels(K, range(2), K, 0).shape == (2, K)
+    for nothing in (0, -1):
+        with pytest.raises(ValueError, match="at least one level"):
+            chosen_levels(K, range(2), nothing, 0)
     everything = chosen_levels(K, range(images), None, 0)
     prior_terms = torch.zeros(1, images)
     (full,) = bounds(everything.double() ** 2, everything, prior_terms, K, 10, 0.1, [0.1])

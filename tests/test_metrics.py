@@ -67,6 +67,19 @@ def test_features_of_the_real_network(network_file, pixels):
     assert not torch.allclose(Inception(network_file, "legacy")(pixels), found, atol=0.01)
 
 
+def test_the_network_sees_pixels_from_minus_one_on(tmp_path):
+    """128 becomes 0, as in the network's original graph; all values are divided by 128."""
+
+    class Echo(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.flatten(1)[:, :1]
+
+    torch.jit.save(torch.jit.script(Echo()), tmp_path / "echo.pt")
+    pixels = torch.tensor([0, 128, 255], dtype=torch.uint8).view(3, 1, 1, 1).expand(-1, 3, 9, 9)
+    found = Inception(tmp_path / "echo.pt")(pixels)
+    torch.testing.assert_close(found[:, 0], torch.tensor([-1.0, 0.0, 127 / 128]), atol=1e-5, rtol=0)
+
+
 def test_channels_that_inception_cannot_see():
     check_channels(1)
     with pytest.raises(UsageError, match="not of 4"):
@@ -143,6 +156,16 @@ def test_kid_is_zero_for_the_same_law_and_grows_with_the_difference(generator):
     kernel_distance(same[:20], reference, seed=3)  # fewer than a subset has
 
 
+def test_kid_is_the_unbiased_distance_of_kernel_means(generator):
+    """With all features in every subset: mean k(x, x') + mean k(y, y') - 2 mean k(x, y), k = (x.y / d + 1)^3."""
+    x, y = (torch.randn(50, 8, generator=generator, dtype=torch.float64) + shift for shift in (0, 0.5))
+    kernels = [(a @ b.T / 8 + 1) ** 3 for a, b in ((x, x), (y, y), (x, y))]
+    within = [(k.sum() - k.trace()) / (50 * 49) for k in kernels[:2]]
+    expected = float(sum(within) - 2 * kernels[2].mean())
+    mean, deviation = kernel_distance(y, Reference.from_features(x), seed=0)
+    assert mean == pytest.approx(expected, rel=1e-6) and deviation < 1e-9
+
+
 def test_a_reference_is_kept_with_what_it_is_of(tmp_path, generator):
     reference = Reference.from_features(torch.randn(50, 4, generator=generator))
     path, key = tmp_path / "references" / "one.safetensors", {"data": "digits", "convention": "clean"}
@@ -182,6 +205,9 @@ def test_memorisation_tells_copies_from_new_images(generator):
     assert list(same.samples.values()) == sorted(same.samples.values())
     copies = memorisation(torch.zeros(100), held_out)
     assert (copies.score, copies.closer) == (0, 1)
+    some_copies = held_out.clone()
+    some_copies[:10] = 0
+    assert memorisation(torch.zeros(100), some_copies).closer == 1
     assert "100.0 %" in str(copies)
     assert memorisation(held_out, torch.zeros(10)).score is None
     assert "copies" in str(memorisation(held_out, torch.zeros(10)))

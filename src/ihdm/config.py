@@ -39,7 +39,7 @@ def setting(
 
 @dataclass(frozen=True)
 class ProcessConfig:
-    """The forward and reverse process (App. B.3-B.4)."""
+    """The forward and reverse process (App. B.4-B.5)."""
 
     kind: Literal["heat", "ddpm"] = setting(
         "heat", "inverse heat dissipation, or the diffusion that it is compared with"

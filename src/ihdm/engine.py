@@ -33,6 +33,11 @@ def choose_device(name: Device = "auto") -> torch.device:
     return torch.device(available[0] if name == "auto" else name)
 
 
+def exact_device(device: torch.device) -> torch.device:
+    """Where to compute in float64: there, unless it is a device that cannot."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
 def keep_freed_memory() -> None:
     """Let a process on Linux keep the memory that it frees, for its own use, instead of returning it each time.
 

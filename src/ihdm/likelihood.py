@@ -65,7 +65,7 @@ def prior_term(prior: Prior, u_0: Tensor, sigma: float, deltas: Sequence[float])
         squared = places.square().sum(1)[:, None] + block.square().sum(1) - 2 * places @ block.T
         for row, delta in zip(nearness, deltas):
             row.copy_(torch.logaddexp(row, torch.logsumexp(squared / (-2 * delta**2), 1)))
-    common = [float(gaussian_kl(torch.zeros(()), u_0[0].numel(), sigma, delta)) for delta in deltas]
+    common = [float(gaussian_kl(torch.zeros(()), math.prod(u_0.shape[1:]), sigma, delta)) for delta in deltas]
     return nearness.new_tensor(common)[:, None] + math.log(len(prior)) - nearness
 
 
@@ -118,6 +118,8 @@ def chosen_levels(K: int, images: Sequence[int], count: int | None, seed: int) -
 
     They depend on the seed and the image's number alone, and no level is drawn twice for an image.
     """
+    if count is not None and count < 1:
+        raise ValueError(f"at least one level beside the first must be asked, not {count}")
     if count is None or count >= K - 1:
         return torch.arange(1, K + 1).expand(len(images), K)
     rows = []

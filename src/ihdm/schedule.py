@@ -1,4 +1,4 @@
-"""How blurred each level is (App. B.4)."""
+"""How blurred each level is (App. B.5)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Schedule:
-    """sigma_B[k] = exp(log sigma_B_min (K - k)/(K - 1) + log sigma_B_max (k - 1)/(K - 1)), sigma_B[0] = 0 (App. B.4).
+    """sigma_B[k] = exp(log sigma_B_min (K - k)/(K - 1) + log sigma_B_max (k - 1)/(K - 1)), sigma_B[0] = 0 (App. B.5).
 
     Widths are in pixels; level 0 is the image itself.
     """

@@ -53,11 +53,12 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST) -
     return ImageSet(name, images, held_out_images)
 
 
-def image_shape(config: DataConfig) -> tuple[int, int, int]:
-    """(C, H, W) of the images that `load_images` would give, without reading them."""
+def image_shape(config: DataConfig, split: str = "train") -> tuple[int, int, int]:
+    """(C, H, W) of the images that `load_images` would give, by the first of a split; without one, of training."""
     if config.size is not None and config.channels is not None:
         return config.channels, *config.size
-    return picture_shape(_opened(config.source)["train"], config.size, config.channels)
+    splits = _opened(config.source)
+    return picture_shape(splits.get(split) or splits["train"], config.size, config.channels)
 
 
 def evenly_spaced(n: int, most: int) -> Tensor:

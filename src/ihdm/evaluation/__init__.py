@@ -17,11 +17,13 @@ def images_for(model: Model, source: str, resize: bool = False) -> ImageSet:
     config, shape = DataConfig(source=source), model.config.shape
     if resize:
         config = replace(config, size=shape[1:], channels=shape[0])
-    elif (found := image_shape(config)) != shape:
-        raise UsageError(
-            f"the model makes images of {_words(shape)}, and those of {source} are {_words(found)} "
-            f"(channels x height x width); with --resize they are brought to the model's"
-        )
+    else:
+        for split in ("train", "test"):
+            if (found := image_shape(config, split)) != shape:
+                raise UsageError(
+                    f"the model makes images of {_words(shape)}, and those of {source} are {_words(found)} "
+                    f"(channels x height x width); with --resize they are brought to the model's"
+                )
     return load_images(config, held_out_most=None)
 
 

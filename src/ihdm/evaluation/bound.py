@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from ihdm import memory
 from ihdm.data import unit_batches
-from ihdm.engine import compile_ahead, inference, recorded
+from ihdm.engine import compile_ahead, exact_device, inference, recorded
 from ihdm.errors import UsageError
 from ihdm.likelihood import (
     Bound,
@@ -68,9 +68,9 @@ class Likelihood:
         ]
         for bound in self.bounds:
             parts = (bound.L_K, bound.chain, bound.L_0, bound.total)
-            cells = [f"{float(part.mean()):,.1f} +- {standard_error(part):,.1f}" for part in parts]
+            cells = [_words(part, 1) for part in parts]
             bits = bits_per_dimension(bound.total, self.dimensions)
-            cells.append(f"{float(bits.mean()):.3f} +- {standard_error(bits):.3f}")
+            cells.append(_words(bits, 3))
             widths = (18, 22, 20, 22, 18)
             row = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths))
             lines.append(f"{bound.delta / self.sigma:>11g} {row}")
@@ -143,6 +143,7 @@ def likelihood(
     Image i has its own noise and levels, which depend on the seed and i alone.
     """
     workers, process = workers or Workers(), model.process
+    delta_ratios = sorted(delta_ratios)
     check_noise(model, delta_ratios)
     numbers = workers.share(len(images))
     own = images[numbers.start : numbers.stop]
@@ -175,8 +176,8 @@ def check_noise(model: Model, delta_ratios: Sequence[float]) -> None:
         return
     if model.process.sigma == 0:
         raise UsageError("a model trained without noise (process.sigma=0) has no likelihood")
-    if not delta_ratios or not all(0 < ratio < math.inf for ratio in delta_ratios):
-        raise UsageError(f"delta ratios must be positive, not {', '.join(map(str, delta_ratios)) or 'none'}")
+    if not delta_ratios or not all(1e-3 <= ratio <= 1e3 for ratio in delta_ratios):
+        raise UsageError(f"delta ratios go from 0.001 to 1000, not {', '.join(map(str, delta_ratios)) or 'none'}")
 
 
 def _answers(
@@ -221,7 +222,7 @@ def _answers(
 
 def _prior_terms(model: Model, images: Tensor, deltas: Sequence[float], progress: bool) -> Tensor:
     """The bound of L_K, (images, deltas), on the CPU."""
-    device = next(model.network.parameters()).device
+    device = exact_device(next(model.network.parameters()).device)
     batches = tqdm(
         images.split(PRIOR_BATCH), desc="comparing with the prior", unit="batch", disable=not progress, leave=False
     )
@@ -229,6 +230,12 @@ def _prior_terms(model: Model, images: Tensor, deltas: Sequence[float], progress
         prior_term(model.prior, to_unit(batch.to(device)), model.process.sigma, deltas).T.cpu() for batch in batches
     ]
     return torch.cat([torch.empty(0, len(deltas), dtype=torch.float64), *terms])
+
+
+def _words(values: Tensor, digits: int) -> str:
+    """The mean, and its standard error where there is one."""
+    error = f" +- {standard_error(values):,.{digits}f}" if len(values) > 1 else ""
+    return f"{float(values.mean()):,.{digits}f}{error}"
 
 
 def _or_none(value: float) -> float | None:

@@ -31,9 +31,10 @@ def memorisation(folder: Path, distances: dict[str, list[Tensor]]) -> None:
     """How far samples and held-out images are from the training set, as distributions."""
     with figure(folder / "memorisation.png", columns=len(distances)) as axes:
         for axis, (space, pair) in zip(axes, distances.items()):
-            usual = pair[1].quantile(0.5).clamp_min(1e-12)
+            usual = pair[1].quantile(0.5)
+            unit = usual if usual > 0 else torch.ones(())
             for name, values in zip(("samples", "held-out images"), pair):
-                axis.ecdf((values / usual).numpy(), label=name)
+                axis.ecdf((values / unit).numpy(), label=name)
             axis.set(
                 xlabel="distance to the nearest training image\n(1: median of held-out images)", ylabel="share closer"
             )
@@ -47,5 +48,5 @@ def spectra(folder: Path, rings: Rings, powers: dict[str, Tensor]) -> None:
         for name, power in powers.items():
             axis.loglog(rings.frequency[1:], power[1:], "--" if name == "samples" else "-", label=name)
         axis.set(xlabel="frequency, radians / pixel", ylabel="power", title="power spectra")
-        axis.set_ylim(bottom=ROUNDING / 100)
+        axis.set_ylim(bottom=max(ROUNDING / 10, float(min(power[1:].min() for power in powers.values())) / 2))
         axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))

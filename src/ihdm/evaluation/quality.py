@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ihdm.data import ImageSet, evenly_spaced, unit_batches
+from ihdm.engine import exact_device
 from ihdm.errors import UsageError, unknown
 from ihdm.evaluation import drawings
 from ihdm.evaluation.drawings import NEIGHBOURS, SPACES
@@ -39,7 +41,7 @@ class Quality:
     reference: str
     convention: str
     fid: float | None = None
-    kid: tuple[float, float] | None = None  # mean and standard error
+    kid: tuple[float, float] | None = None  # mean and deviation over subsets
     memorisation: dict[str, Memorisation] = field(default_factory=dict)  # by space
     spectral_distance: float | None = None  # decibels
     spectra: dict[str, list[float]] = field(default_factory=dict)  # by name; the frequencies too
@@ -49,7 +51,7 @@ class Quality:
         if self.fid is not None:
             rows["FID"] = f"{self.fid:.3f}"
         if self.kid is not None:
-            rows["KID"] = f"{self.kid[0]:.6f} +- {self.kid[1]:.6f}"
+            rows["KID"] = f"{self.kid[0]:.6f} (deviation over subsets {self.kid[1]:.6f})"
         for space, found in self.memorisation.items():
             rows[f"nearest training image, {SPACES[space]}"] = str(found)
         if self.spectral_distance is not None:
@@ -73,24 +75,33 @@ class Samples:
     power: Tensor
 
 
-def check_request(metrics: Sequence[str], n: int, images: ImageSet, split: str, allow_few: bool) -> None:
-    """Refuse before any work what cannot be measured, or not soundly."""
+def check_metrics(metrics: Sequence[str], n: int) -> None:
+    """Refuse what cannot be measured, before anything is read."""
     for name in metrics:
         if name not in METRICS:
             raise unknown("metric", name, METRICS)
     if not metrics or n < 2:
         raise UsageError(f"nothing can be measured with {n} samples and the metrics: {', '.join(metrics) or 'none'}")
-    reference = split_images(images, split)
+
+
+def check_images(metrics: Sequence[str], n: int, images: ImageSet, split: str, allow_few: bool) -> None:
+    """Refuse before any work what cannot be measured against such images, or not soundly."""
+    reference = len(split_images(images, split))
     if needs_inception(metrics):
         check_channels(images.shape[0])
-    fewest = min(n, len(reference))
-    if "fid" in metrics and fewest < FEATURES and not allow_few:
+    if "fid" in metrics and min(n, reference) < FEATURES and not allow_few:
+        what, remedy = f"{n:,} samples", f"give --n {FEATURES} or more (50,000 is usual)"
+        if reference < FEATURES:
+            what, remedy = (
+                f"{reference:,} images in the {split} split",
+                "leave it out (--metrics kid neighbours spectrum)",
+            )
         raise UsageError(
-            f"FID compares covariances of {FEATURES:,} features, and {fewest:,} images do not determine one: the "
-            f"figure would be far too high. Give --n {FEATURES} or more (50,000 is usual), or take it with --allow-few"
+            f"FID compares covariances of {FEATURES:,} features, and {what} do not determine one: the figure "
+            f"would be far too high; {remedy}, or take it as it is with --allow-few"
         )
-    if fewest < 2:
-        raise UsageError(f"there are too few images to compare with: {len(reference)} in the {split} split")
+    if reference < 2:
+        raise UsageError(f"there are too few images to compare with: {reference} in the {split} split")
     if "neighbours" in metrics and not len(images.held_out):
         raise UsageError("the distance to training images is compared with that of held-out images, and there are none")
 
@@ -134,11 +145,12 @@ def evaluate(
 
     inception: on the device that it is to use; None if no metric needs it. options: those of `Model.sample_batches`.
     """
-    workers, device = workers or Workers(), next(model.network.parameters()).device
+    n = min(n, COMPARED) if set(metrics) == {"neighbours"} else n
+    workers, device = workers or Workers(), exact_device(next(model.network.parameters()).device)
     rings = Rings(GridLaplacian(model.config.shape[1:]))
     sources: dict[str, Reference] = {}
     if inception is not None:
-        wanted = {split: split_images(images, split)}
+        wanted = {split: split_images(images, split)} if {"fid", "kid"} & set(metrics) else {}
         if "neighbours" in metrics:
             wanted |= {"train": images.train, "held-out": _some(images.held_out)}
         sources = {name: _reference(images.name, name, some, inception, workers) for name, some in wanted.items()}
@@ -202,21 +214,22 @@ def _generate(
 
 def _reference(name: str, split: str, images: Tensor, inception: Inception, workers: Workers) -> Reference:
     """Features of a data set: from the cache, or computed by all processes together and kept there."""
-    digest = hashlib.blake2b(images.cpu().numpy().tobytes(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(images.cpu().contiguous().numpy().data, digest_size=16).hexdigest()
     shape = "x".join(map(str, images.shape))
-    key = {"data": name, "split": split, "images": shape, "digest": digest}
-    key |= {"convention": inception.convention, "inception": SHA256}
-    word = "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in name)
-    path = cache_folder() / "references" / f"{word}-{split}-{shape}-{inception.convention}-{digest[:8]}.safetensors"
+    key = {"images": shape, "digest": digest, "convention": inception.convention, "inception": SHA256}
+    path = cache_folder() / "references" / f"{shape}-{inception.convention}-{digest}.safetensors"
     if workers.agree(path.exists()):
         return read_reference(path, key)
     share = workers.share(len(images))
     doing = f"features of {name} {split}" if workers.main else ""
     own = features(inception, images[share.start : share.stop].split(BATCH), len(share), doing)
     found = workers.join(torch.cat([torch.empty(0, inception.num_features), *own]))
-    reference = Reference.from_features(found, next(inception.parameters()).device)
+    reference = Reference.from_features(found, exact_device(next(inception.parameters()).device))
     if workers.main:
-        write_reference(path, key, reference)
+        try:
+            write_reference(path, key, reference)
+        except OSError as error:
+            print(f"warning: the features of {name} could not be kept for the next time ({error})", file=sys.stderr)
     return reference
 
 
@@ -240,7 +253,7 @@ def _neighbours(
 
 
 def _spectra(model: Model, rings: Rings, images: Tensor) -> dict[str, Tensor]:
-    """Power spectra of data, and of data at some levels of the process (App. B.5)."""
+    """Power spectra of data, and of data at some levels of the process (App. B.6)."""
     some = images[evenly_spaced(len(images), 10 * COMPARED)]
     spectra = {"data": rings.power(unit_batches(images, BATCH))}
     for level in (1, model.process.K // 3, 2 * model.process.K // 3, model.process.K):

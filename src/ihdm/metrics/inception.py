@@ -65,7 +65,10 @@ def resized(images: Tensor, convention: Convention) -> Tensor:
 def check_channels(channels: int) -> None:
     """Refuse images that the network cannot look at."""
     if channels not in (1, 3):
-        raise UsageError(f"Inception looks at grey or colour images, of 1 or 3 channels, not of {channels}")
+        raise UsageError(
+            f"Inception looks at grey or colour images, of 1 or 3 channels, not of {channels}; what does without is "
+            f"--metrics spectrum"
+        )
 
 
 def features(inception: nn.Module, batches: Iterable[Tensor], total: int, doing: str = "") -> Iterator[Tensor]:
@@ -103,12 +106,13 @@ def cache_folder() -> Path:
     return Path(own) if own else Path(shared or Path.home() / ".cache") / "ihdm"
 
 
-def _checked(path: Path) -> Path:
+def _checked(path: Path, origin: str = "") -> Path:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest != SHA256:
         raise IhdmError(
-            f"{path} is not the Inception network of 2015-12-05 that FID is defined by (its SHA-256 is "
-            f"{digest[:12]}..., not {SHA256[:12]}...); remove it, or name another file with --inception PATH"
+            f"{origin or path} is not the Inception network of 2015-12-05 that FID is defined by (its SHA-256 is "
+            f"{digest[:12]}..., not {SHA256[:12]}...); {'' if origin else 'remove it, or '}"
+            f"name another with --inception PATH"
         )
     return path
 
@@ -121,7 +125,7 @@ def _downloaded(path: Path) -> Path:
     try:
         with tqdm(desc="downloading the Inception network", unit="B", unit_scale=True, leave=False) as bar:
             urllib.request.urlretrieve(ADDRESS, unfinished, lambda _, size, total: bar.update(size))
-        _checked(Path(unfinished)).replace(path)
+        _checked(Path(unfinished), ADDRESS).replace(path)
     except OSError as error:
         raise IhdmError(
             f"the Inception network is not on this machine and could not be downloaded ({error}). Put {FILE} into "

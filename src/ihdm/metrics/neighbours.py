@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ihdm.pixels import to_unit
+
+CPU = torch.device("cpu")
 BLOCK = 2**23  # distances that are held at a time
 SPARE = 8  # neighbours more than asked for, so that rounding in the search does not decide
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
@@ -27,7 +30,7 @@ class Memorisation:
 
     score: the median distance of samples over that of held-out images; 1 is as for new images, 0 for copies. There
     is none if most held-out images are themselves copies of training images.
-    closer: the share of samples that are closer than all but one percent of the held-out images.
+    closer: the share of samples that are no farther than the nearest one percent of the held-out images.
     samples, held_out: quantiles of both distances, in the same unit.
     """
 
@@ -40,8 +43,8 @@ class Memorisation:
         if self.score is None or self.closer is None:
             return "no figure, as held-out images are copies of training images"
         return (
-            f"{self.score:.3f} x as far as from held-out images; {100 * self.closer:.1f} % of the samples are closer "
-            f"than 99 % of those"
+            f"{self.score:.3f} x as far as it is from held-out images; {100 * self.closer:.1f} % of the samples are "
+            f"as close as the closest 1 % of those"
         )
 
 
@@ -65,8 +68,8 @@ def nearest(queries: Tensor, bank: Tensor, count: int, device: torch.device, doi
     index = index.cpu()
     distance = torch.stack(
         [
-            (_flat(bank[rows], device).double() - point.double()).square().sum(1).sqrt().cpu()
-            for rows, point in zip(index, points)
+            (_flat(bank[rows], CPU).double() - point.double()).square().sum(1).sqrt()
+            for rows, point in zip(index, points.cpu())
         ]
     )
     order = distance.argsort(dim=1, stable=True)[:, :count]
@@ -81,12 +84,12 @@ def memorisation(samples: Tensor, held_out: Tensor) -> Memorisation:
     ours, theirs = samples.double() / usual, held_out.double() / usual
     return Memorisation(
         score=float(ours.quantile(0.5)),
-        closer=float((ours < theirs.quantile(0.01)).double().mean()),
+        closer=float((ours <= theirs.quantile(0.01)).double().mean()),
         samples={q: float(ours.quantile(q)) for q in QUANTILES},
         held_out={q: float(theirs.quantile(q)) for q in QUANTILES},
     )
 
 
 def _flat(images: Tensor, device: torch.device) -> Tensor:
-    flat = images.to(device).flatten(1)
-    return flat.float() / 255 if images.dtype == torch.uint8 else flat.float()
+    images = images.to(device)
+    return (to_unit(images) if images.dtype == torch.uint8 else images.float()).flatten(1)

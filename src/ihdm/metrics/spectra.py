@@ -1,4 +1,4 @@
-"""Power spectra of images, averaged over contours of equal frequency (App. A.5, B.5)."""
+"""Power spectra of images, averaged over contours of equal frequency (App. A.5, B.6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spectra under noising and under blurring (Fig. 3, App. B.4-B.5)."""
+"""Spectra under noising and under blurring (Fig. 3, App. B.5-B.6)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def study(lab: Lab) -> Findings:
         "noise lifts a floor that drowns the high frequencies first; blur takes them away directly, down to the noise.",
         "natural images have a power law with an exponent near 2; both processes lose high frequencies first (Fig. "
         "3); with the "
-        "logarithmic schedule frequencies vanish at a nearly constant rate (App. B.4).",
+        "logarithmic schedule frequencies vanish at a nearly constant rate (App. B.5).",
         f"the fitted exponent is {slope:.2f}; of {len(frequency)} rings of frequencies, {left[1]} are above the "
         f"noise at level 1, "
         f"{left[len(left) // 2]} half-way, {left[-1]} at level K.",

@@ -11,7 +11,7 @@ from tyro.conf import arg
 
 from ihdm.config import Device, Precision
 from ihdm.errors import IhdmError, UsageError
-from ihdm.verbs.words import ModelName, Source, check_folder, write_json
+from ihdm.verbs.words import ModelName, Source, check_outputs, write_json
 
 
 def evaluate(
@@ -34,7 +34,7 @@ def evaluate(
     precision: Precision = "auto",
     compile: bool = True,
 ) -> None:
-    """Measure samples: FID and KID, nearest training images (App. D.5), power spectrum (App. B.5).
+    """Measure samples: FID and KID, nearest training images (App. D.5), power spectrum (App. B.6).
 
     Args:
         model: a model folder, a run folder, or owner/name on the hub
@@ -58,15 +58,13 @@ def evaluate(
     if batch_size is not None and batch_size < 1:
         raise UsageError("--batch-size must be at least 1")
     if delta_ratio is not None and not 0 <= delta_ratio < float("inf"):
-        raise UsageError(f"--delta-ratio cannot be negative: {delta_ratio}")
-    for folder in (json and json.parent, figures):
-        if folder:
-            check_folder(folder)
+        raise UsageError(f"--delta-ratio must be finite and not negative: {delta_ratio}")
+    check_outputs(json, figures)
     from importlib.util import find_spec
 
     from ihdm import evaluation, plots, workers
     from ihdm.engine import choose_device, choose_precision, keep_freed_memory, placed
-    from ihdm.evaluation.quality import cautions, check_request, needs_inception, split_images
+    from ihdm.evaluation.quality import cautions, check_images, check_metrics, needs_inception, split_images
     from ihdm.metrics.inception import Inception, find_inception
     from ihdm.model import Model
 
@@ -74,14 +72,16 @@ def evaluate(
         plots.check_available()
     if find_spec("torchmetrics") is None and {"fid", "kid"} & set(metrics):
         raise IhdmError("FID and KID are computed by torchmetrics, which is not installed: pip install 'ihdm[metrics]'")
+    check_metrics(metrics, n)
     keep_freed_memory()
     place = choose_device(device)
+    file = find_inception(inception) if needs_inception(metrics) else None
     loaded = Model.from_pretrained(model)
     images = evaluation.images_for(loaded, data, resize)
-    check_request(metrics, n, images, split, allow_few)
+    check_images(metrics, n, images, split, allow_few)
     with workers.together() as team:
         own = team.device(place)
-        network = Inception(find_inception(inception), convention).to(own) if needs_inception(metrics) else None
+        network = Inception(file, convention).to(own) if file else None
         found = evaluation.evaluate(
             placed(loaded, own),
             images,

@@ -10,7 +10,7 @@ from tyro.conf import arg
 
 from ihdm.config import Device, Precision
 from ihdm.errors import UsageError
-from ihdm.verbs.words import ModelName, Source, check_folder, write_json
+from ihdm.verbs.words import ModelName, Source, check_outputs, write_json
 
 
 def likelihood(
@@ -50,13 +50,12 @@ def likelihood(
     """
     if (n is not None and n < 1) or (batch_size is not None and batch_size < 1) or (levels is not None and levels < 2):
         raise UsageError("--n and --batch-size must be at least 1, --levels at least 2 (level 1 and another)")
-    for folder in (json and json.parent, figures):
-        if folder:
-            check_folder(folder)
+    check_outputs(json, figures)
     from ihdm import evaluation, plots, workers
     from ihdm.data import evenly_spaced
     from ihdm.engine import choose_device, choose_precision, keep_freed_memory, placed
     from ihdm.evaluation.bound import check_noise
+    from ihdm.evaluation.quality import split_images
     from ihdm.model import Model
 
     if figures:
@@ -68,7 +67,7 @@ def likelihood(
     ratios = delta_ratio or (own,)
     check_noise(loaded, ratios)
     images = evaluation.images_for(loaded, data, resize)
-    chosen = images.train if split == "train" else images.held_out
+    chosen = split_images(images, split)
     chosen = chosen[evenly_spaced(len(chosen), n or len(chosen))]
     if not len(chosen):
         raise UsageError(f"{data} has no images in its {split} split")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from ihdm.errors import IhdmError
+from ihdm.errors import IhdmError, UsageError
 
 if TYPE_CHECKING:
     from ihdm.config import Config
@@ -35,6 +35,15 @@ def check_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):
         raise IhdmError(f"the folder {folder} may not be written to")
+
+
+def check_outputs(json: Path | None, figures: Path | None) -> None:
+    """The same for the numbers' file and the pictures' folder, where they are wanted."""
+    if json and json.is_dir():
+        raise UsageError(f"--json takes the name of a file, and {json} is a folder")
+    for folder in (json and json.parent, figures):
+        if folder:
+            check_folder(folder)
 
 
 def write_json(path: Path, tree: dict[str, Any]) -> None:
