@@ -56,6 +56,15 @@ def figure(
         page.savefig(path)
 
 
+def octaves(axis: Any) -> None:
+    """Powers of two, written plainly, along a logarithmic axis that spans little more than a decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(base=2))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
 def tiles(
     axis: Any,
     rows: Sequence[Sequence[Tensor] | Tensor],
@@ -106,5 +115,5 @@ def _label(axis: Any, rows: Sequence[str], columns: Sequence[str], size: tuple[i
     axis.grid(False)
     axis.spines[:].set_visible(False)
     axis.tick_params(length=0, labeltop=True, labelbottom=False)
-    axis.set_yticks([i * (height + gap) + height / 2 for i in range(len(rows))], rows)
-    axis.set_xticks([j * (width + gap) + width / 2 for j in range(len(columns))], columns)
+    axis.set_yticks([i * (height + gap) + (height - 1) / 2 for i in range(len(rows))], rows)
+    axis.set_xticks([j * (width + gap) + (width - 1) / 2 for j in range(len(columns))], columns)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ihdm import pictures
 from ihdm.metrics.neighbours import Neighbours
 from ihdm.metrics.spectra import ROUNDING, Rings
-from ihdm.plots import figure
+from ihdm.plots import figure, octaves
 
 SPACES = {"pixels": "pixels", "inception": "Inception features"}
 SAMPLES, NEIGHBOURS = 10, 8  # rows, and images beside each sample
@@ -49,4 +49,5 @@ def spectra(folder: Path, rings: Rings, powers: dict[str, Tensor]) -> None:
             axis.loglog(rings.frequency[1:], power[1:], "--" if name == "samples" else "-", label=name)
         axis.set(xlabel="frequency, radians / pixel", ylabel="power", title="power spectra")
         axis.set_ylim(bottom=max(ROUNDING / 10, float(min(power[1:].min() for power in powers.values())) / 2))
+        octaves(axis.xaxis)
         axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))

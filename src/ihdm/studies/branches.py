@@ -10,6 +10,7 @@ from ihdm.plots import figure
 from ihdm.studies.lab import Findings, Lab
 
 SPLITS = (0.85, 0.55, 0.3)  # of K
+HALF, APART = 0.43, 2.0  # half a drawn image, and columns of them, in units of their distance
 TREES = 8  # that the distances are averaged over; the first is drawn
 
 
@@ -44,21 +45,25 @@ def study(lab: Lab) -> Findings:
 def _draw(lab: Lab, states: dict[int, Tensor], levels: list[int], sigma_B: Tensor) -> None:
     """Columns are levels, each branch is drawn once and joined to those it parts into."""
     leaves = len(states[levels[0]])
-    with figure(lab.picture("branches"), size=(8.5, 7)) as (axis,):
+    with figure(lab.picture("branches"), size=(8.5, 7.6)) as (axis,):
         places: list[list[tuple[float, float]]] = []
         for column, k in enumerate(levels):
             branches = 2 ** max(0, column - 1)  # the states at a split are still shared
             each = leaves // branches
-            places.append([(float(column), (b + 0.5) * each) for b in range(branches)])
+            places.append([(APART * column, (b + 0.5) * each) for b in range(branches)])
             for branch, (x, y) in enumerate(places[-1]):
                 pixels = states[k][branch * each].clamp(0, 1).expand(3, -1, -1).permute(1, 2, 0).numpy()
-                box = (x - 0.3, x + 0.3, y + 0.42, y - 0.42)
-                axis.imshow(pixels, extent=box, interpolation="nearest", aspect="auto", zorder=2, vmin=0, vmax=1)
+                box = (x - HALF, x + HALF, y + HALF, y - HALF)
+                axis.imshow(pixels, extent=box, interpolation="nearest", aspect="equal", zorder=2)
         for left, right in zip(places, places[1:]):
             for branch, (x, y) in enumerate(right):
                 from_x, from_y = left[branch * len(left) // len(right)]
-                axis.plot([from_x + 0.3, x - 0.3], [from_y, y], color="0.6", linewidth=1, zorder=1)
-        axis.set(xlim=(-0.4, len(levels) - 0.6), ylim=(leaves, 0), yticks=[])
-        axis.set_xticks(range(len(levels)), [f"$\\sigma_B$ = {float(sigma_B[k]):.2g}" for k in levels])
+                axis.plot([from_x + HALF, x - HALF], [from_y, y], color="0.6", linewidth=1, zorder=1)
+        axis.set(xlim=(-0.5, APART * (len(levels) - 1) + 0.5), ylim=(leaves, 0), yticks=[])
+        axis.set_xticks(
+            [APART * column for column in range(len(levels))],
+            [f"$\\sigma_B$ = {float(sigma_B[k]):.2g}" for k in levels],
+        )
         axis.grid(False)
         axis.spines[:].set_visible(False)
+        axis.tick_params(length=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from ihdm.data import evenly_spaced
 from ihdm.model import Model
 from ihdm.pixels import to_unit
 from ihdm.plots import figure, signed_tiles
+from ihdm.processes import DDPM as Diffusion
 from ihdm.studies.lab import DDPM, Findings, Lab
 
 SHARES = (0.05, 0.3, 0.6, 0.95)  # of K
@@ -48,7 +51,8 @@ def _gradients(model: Model, u_0: Tensor, k: int, seed: int) -> Tensor:
     eps = torch.randn(u_0.shape, generator=generator, device=u_0.device)
     u_k = model.process.noised(u_0, level, eps).requires_grad_()
     row, column = u_0.shape[2] // 2, u_0.shape[3] // 2
-    output = model.process.mean(model.network, u_k, level)[:, :, row, column].sum()
+    process = replace(model.process, clip=False) if isinstance(model.process, Diffusion) else model.process
+    output = process.mean(model.network, u_k, level)[:, :, row, column].sum()
     gradient = torch.autograd.grad(output, u_k)[0].sum(1)
     gradient[:, row, column] = 0
     return gradient.cpu()

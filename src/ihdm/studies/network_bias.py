@@ -7,7 +7,7 @@ import torch
 from ihdm.data import evenly_spaced, unit_batches
 from ihdm.noise import SeededNoise
 from ihdm.pixels import to_unit
-from ihdm.plots import figure
+from ihdm.plots import figure, octaves
 from ihdm.processes import LinearSkip, Spectrum
 from ihdm.studies.lab import Findings, Lab
 
@@ -40,6 +40,8 @@ def study(lab: Lab) -> Findings:
         right.semilogx(sigma_B, [100 * value for value in gain], "o-", markersize=3)
         right.axhline(0, color="0.6", linewidth=0.8)
         right.set(xlabel="$\\sigma_B$, pixels", ylabel="error less than linear, %")
+        octaves(left.xaxis)
+        octaves(right.xaxis)
     return Findings(
         {"levels": levels, "rms_error": errors, "gain": gain},
         "where the learned step is better than the best linear filter, which knows the data's spectrum only.",

@@ -8,7 +8,7 @@ from ihdm.data import evenly_spaced, unit_batches
 from ihdm.heat import GridLaplacian
 from ihdm.metrics.spectra import Rings
 from ihdm.model import build_schedule
-from ihdm.plots import figure
+from ihdm.plots import figure, octaves
 from ihdm.studies.lab import Findings, Lab
 
 IMAGES = 5000
@@ -37,13 +37,13 @@ def study(lab: Lab) -> Findings:
                 axis.loglog(frequency, power[1:], label=f"{unit} {value:.2g}")
             axis.axhline(sigma**2, color="0.6", linestyle=":")
             axis.set(xlabel="frequency, radians / pixel", ylim=(sigma**2 / 10, None))
+            octaves(axis.xaxis)
             axis.legend(fontsize=8)
         one.set(ylabel="power", title="adding noise")
         two.set(title="blurring (dotted: $\\sigma^2$)")
-        three.plot(schedule.sigma_B, left)
-        three.set(
-            xscale="symlog", xlabel="$\\sigma_B$, pixels", ylabel="frequencies above $\\sigma^2$", title="what is left"
-        )
+        three.semilogx(schedule.sigma_B[1:], left[1:])
+        octaves(three.xaxis)
+        three.set(xlabel="$\\sigma_B$, pixels", ylabel="frequencies above $\\sigma^2$", title="what is left")
     return Findings(
         {
             "frequency": frequency.tolist(),

@@ -1,0 +1,96 @@
+"""Every study runs, quickly, with one tiny model for all; what they compute is tested where it has a closed form."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from ihdm.cli import main
+from ihdm.noise import BranchingNoise, InterpolatedNoise, SeededNoise
+from ihdm.studies import STUDIES
+from ihdm.studies.colour_and_shape import _explained
+from ihdm.studies.input_gradients import _within
+from ihdm.studies.interpolation import _roughness
+from ihdm.studies.power_spectrum import _slope
+
+TINY = ["trainer.steps=8", "trainer.checkpoint_every=4", "process.K=8", "network.channels=8", "trainer.batch_size=8"]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("studies")
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_makes_a_picture_numbers_and_words(name, folder, capsys):
+    words = [word for setting in TINY for word in ("--set", setting)]
+    main(["study", name, "--quick", "--out", str(folder), "--device", "cpu", *words])
+    assert name in capsys.readouterr().out
+    tree = json.loads((folder / f"{name}.json").read_text())
+    assert tree["study"] == name and tree["quick"] and tree["numbers"]
+    text = (folder / f"{name}.md").read_text()
+    assert all(word in text for word in ("**Look for:**", "**The paper:**", "**Here:**", f"({name}.png)"))
+    assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_given_model_is_studied(folder, tmp_path, capsys):
+    (model,) = [path for path in folder.glob("models/*/model") if "ddpm" not in (path / "config.json").read_text()][:1]
+    main(["study", "same-start", "--quick", "--model", str(model), "--data", "digits", "--out", str(tmp_path)])
+    assert json.loads((tmp_path / "same-start.json").read_text())["model"] == str(model)
+    assert not (tmp_path / "models").exists()  # nothing was trained
+
+
+def test_studies_are_listed_and_unknown_ones_refused(capsys):
+    main(["study", "--list"])
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == list(STUDIES)
+    for words, message in ((["study"], "--list"), (["study", "sequense"], "did you mean 'sequence'")):
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_branches_share_their_noise_until_they_part():
+    noise = BranchingNoise(0, [8, 5, 2], (1, 2, 2), CPU)
+    groups = {9: 1, 8: 2, 6: 2, 5: 4, 3: 4, 2: 8, 1: 8}  # different draws at each level
+    for k, count in groups.items():
+        rows = noise(torch.tensor(k)).flatten(1)
+        assert len(rows) == 8 and len(rows.unique(dim=0)) == count
+    assert noise(torch.tensor(5))[:2].unique(dim=0).shape[0] == 1  # neighbours part last
+
+
+def test_interpolated_noise_joins_two_draws_and_stays_standard():
+    shape, k = (1, 50, 50), torch.tensor(3)
+    one, other = (SeededNoise(0, torch.full((5,), number), shape) for number in (1, 2))
+    found = InterpolatedNoise(one, other, torch.linspace(0, 1, 5))(k)
+    torch.testing.assert_close(found[0], one(k)[0])
+    torch.testing.assert_close(found[-1], other(k)[-1], atol=1e-5, rtol=0)
+    assert all(abs(float(row.std()) - 1) < 0.06 for row in found)
+
+
+def test_shares_of_variance(generator):
+    start, noise = torch.randn(1, 300, 4, generator=generator), torch.randn(200, 1, 4, generator=generator)
+    both = start + 2 * noise
+    assert _explained(both, 1) == pytest.approx(0.2, abs=0.05) and _explained(both, 0) == pytest.approx(0.8, abs=0.05)
+    assert _explained(start.expand(200, -1, -1), 1) == pytest.approx(1, abs=1e-5)
+
+
+def test_numbers_of_the_studies_on_what_is_known():
+    assert _roughness(torch.arange(10.0).view(-1, 1, 1, 1)) == pytest.approx(1)
+    assert _roughness(torch.tensor([0.0, 0, 0, 1]).view(-1, 1, 1, 1)) == pytest.approx(3)
+    near = torch.zeros(1, 20, 20)
+    near[0, 10, 11] = -1.0
+    assert _within(near) == 1
+    assert _within(near.roll(8, 1)) == 0
+    x = torch.linspace(0.1, 3, 50).double()
+    assert _slope(x.log(), (7 * x**-1.7).log()) == pytest.approx(1.7)
+
+
+def test_langevin_error_falls_as_one_over_K(folder):
+    numbers = json.loads((folder / "langevin-limit.json").read_text())["numbers"]
+    assert numbers["slope"] == pytest.approx(-1, abs=0.1)
+    assert math.isclose(numbers["relative_error"][-1], 0, abs_tol=0.01)
