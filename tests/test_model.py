@@ -7,9 +7,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ihdm import model as model_module
-from ihdm.errors import IhdmError
+from ihdm.errors import IhdmError, UsageError
+from ihdm.heat import GaussianFilter
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
+from ihdm.pixels import to_unit
 from ihdm.processes import LinearSkip
 
 
@@ -194,3 +196,17 @@ def test_a_linear_model_without_its_spectrum_is_refused(folder, model):
 def test_a_folder_that_is_not_there_is_said_so(tmp_path):
     with pytest.raises(IhdmError, match="no model folder"):
         Model.from_pretrained(tmp_path / "nowhere")
+
+
+def test_a_model_that_blurs_with_a_filter(tiny_config, tiny_images, tmp_path):
+    with pytest.raises(UsageError, match="identity"):
+        tiny_config.with_settings(["process.blur=gaussian"])
+    config = tiny_config.with_settings(["process.blur=gaussian", "process.skip=identity"])
+    model = Model.from_images(ModelConfig(config.process, config.network, tiny_images.shape), tiny_images.train)
+    u_0 = to_unit(tiny_images.train)
+    expected = GaussianFilter((8, 8)).dissipate(u_0, float(model.process.schedule.t[-1]))
+    torch.testing.assert_close(model.prior.means(torch.arange(32)), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(model.process.blur(u_0, torch.full((32,), model.process.K)), expected, atol=1e-5, rtol=0)
+    model.save_pretrained(tmp_path / "model")
+    again = Model.from_pretrained(tmp_path / "model")
+    torch.testing.assert_close(again.sample(3, seed=1), model.eval().sample(3, seed=1))

@@ -54,6 +54,9 @@ class ProcessConfig:
     skip: Literal["identity", "linear"] = setting(
         "identity", "what the network's output is added to: the image, as in the paper, or its best linear prediction"
     )
+    blur: Literal["heat", "gaussian"] = setting(
+        "heat", "the heat equation, or a Gaussian filter that sees black outside"
+    )
     betas: Literal["linear", "cosine"] = setting("linear", "ddpm: the schedule of the noise")
 
 
@@ -152,6 +155,10 @@ def check_together(process: ProcessConfig, network: NetworkConfig) -> None:
         )
     if process.skip == "linear" and process.sigma < 1e-6:
         raise UsageError("process.skip=linear needs process.sigma of at least 1e-6; below, set process.skip=identity")
+    if process.skip == "linear" and process.blur == "gaussian":
+        raise UsageError(
+            "process.skip=linear knows the heat equation only; with process.blur=gaussian, set it to identity"
+        )
     if not network.multipliers:
         raise UsageError("network.multipliers must give at least one resolution, such as 1,2,2")
     if network.attention and max(network.attention) >= len(network.multipliers):

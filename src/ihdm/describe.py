@@ -74,9 +74,10 @@ def _process_words(process: ProcessConfig, grid: list[int]) -> str:
         return f"denoising diffusion, K = {process.K}, {process.betas} betas, eta {process.delta_ratio:g}"
     schedule = build_schedule(process, grid)
     delta = process.delta_ratio * process.sigma
+    filter = ", Gaussian filter" if process.blur == "gaussian" else ""
     return (
         f"K = {process.K}, sigma_B {schedule.sigma_B_min:g} to {schedule.sigma_B_max:g} pixels, "
-        f"sigma {process.sigma:g}, delta {delta:g}, {process.skip} skip"
+        f"sigma {process.sigma:g}, delta {delta:g}, {process.skip} skip{filter}"
     )
 
 

@@ -18,7 +18,7 @@ from ihdm.config import ProcessConfig
 from ihdm.data import evenly_spaced, unit_batches
 from ihdm.engine import compile_ahead, inference, recorded
 from ihdm.errors import IhdmError, UsageError
-from ihdm.heat import GridLaplacian
+from ihdm.heat import GaussianFilter, GridLaplacian
 from ihdm.model_folder import (
     CONFIG,
     PRIOR,
@@ -40,6 +40,7 @@ from ihdm.schedule import Schedule
 
 NETWORK, SPECTRUM = "network.", "spectrum."  # prefixes of the tensors in WEIGHTS
 SPECTRUM_MOST = 20_000  # images that the spectrum is measured on: its power is then known to one percent
+FILTERED_MOST = 5000  # images in the prior of a model that blurs with a filter
 BATCH = 512
 MOST_PIXELS = {"cuda": 2**20, "cpu": 2**16}  # in a batch of samples: more are no faster
 MOST_IMAGES = {"cuda": 2**14, "cpu": 256}
@@ -66,7 +67,10 @@ class Model(nn.Module):
             measured = images[evenly_spaced(len(images), SPECTRUM_MOST)]
             spectrum = Spectrum.from_images(laplacian, _shown(measured, "measuring the spectrum"))
         process = build_process(config.process, laplacian, spectrum)
-        prior = Prior.from_images(laplacian, float(process.schedule.t[-1]), _shown(images, "blurring for the prior"))
+        if process.filter is not None:  # all coefficients are kept, so of fewer images
+            images = images[evenly_spaced(len(images), FILTERED_MOST)]
+        blurred = _shown(images, "blurring for the prior")
+        prior = Prior.from_images(laplacian, float(process.schedule.t[-1]), blurred, process.filter)
         return cls(config, process, build_network(config), prior)
 
     @torch.no_grad()
@@ -268,7 +272,8 @@ def build_process(config: ProcessConfig, laplacian: GridLaplacian, spectrum: Spe
     """The process on a grid; `spectrum` is that of the training set, for the linear skip."""
     schedule = build_schedule(config, laplacian.grid)
     skip = IdentitySkip() if spectrum is None else LinearSkip(laplacian, schedule, config.sigma, spectrum)
-    return InverseHeat(laplacian, schedule, config.sigma, config.delta_ratio * config.sigma, skip)
+    filter = GaussianFilter(laplacian.grid) if config.blur == "gaussian" else None
+    return InverseHeat(laplacian, schedule, config.sigma, config.delta_ratio * config.sigma, skip, filter)
 
 
 def build_schedule(config: ProcessConfig, grid: Sequence[int]) -> Schedule:
@@ -299,7 +304,7 @@ def _shown(images: Tensor, doing: str) -> Iterable[Tensor]:
 def _read_prior(folder: Path, config: ModelConfig, process: InverseHeat) -> Prior:
     coefficients = read_tensors(folder / PRIOR).get("coefficients", torch.empty(0))
     try:
-        prior = Prior(process.laplacian, float(process.schedule.t[-1]), coefficients)
+        prior = Prior(process.laplacian, float(process.schedule.t[-1]), coefficients, process.filter)
         if coefficients.shape[1] != config.shape[0]:
             raise ValueError(f"it is for {coefficients.shape[1]} channels, not {config.shape[0]}")
         return prior

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ihdm.heat import GridLaplacian
+from ihdm.heat import GaussianFilter, GridLaplacian
 from ihdm.noise import SeededNoise
 
 ROUNDING = 2.0**-24  # half a unit in the last place of a float32 near 1
@@ -21,11 +21,12 @@ class Prior:
     """p(u_K) = mean over training images of N(F(t_K) u_0, delta^2 I).
 
     coefficients: the kept entries of V^T F(t_K) u_0, shape (images, C, kept), float32.
+    blur: another F than the heat equation's; then nothing is known about small coefficients, and all are kept.
     """
 
-    def __init__(self, laplacian: GridLaplacian, t_K: float, coefficients: Tensor):
-        self.laplacian, self.t_K = laplacian, t_K
-        self.kept = kept_modes(laplacian, t_K)
+    def __init__(self, laplacian: GridLaplacian, t_K: float, coefficients: Tensor, blur: GaussianFilter | None = None):
+        self.laplacian, self.t_K, self.blur = laplacian, t_K, blur
+        self.kept = kept_modes(laplacian, t_K) if blur is None else torch.ones(laplacian.grid, dtype=torch.bool)
         wrong_shape = coefficients.ndim != 3 or coefficients.shape[-1] != int(self.kept.sum()) or len(coefficients) == 0
         if wrong_shape or coefficients.dtype != torch.float32:
             raise ValueError(
@@ -35,10 +36,12 @@ class Prior:
         self.coefficients = coefficients
 
     @classmethod
-    def from_images(cls, laplacian: GridLaplacian, t_K: float, batches: Iterable[Tensor]) -> Prior:
+    def from_images(
+        cls, laplacian: GridLaplacian, t_K: float, batches: Iterable[Tensor], blur: GaussianFilter | None = None
+    ) -> Prior:
         """Blur images in [0, 1], given in batches (B, C, *grid), to level K."""
-        coefficients = [_blurred(laplacian, t_K, u_0).float().cpu() for u_0 in batches]
-        return cls(laplacian, t_K, torch.cat(coefficients))
+        coefficients = [_blurred(laplacian, t_K, u_0, blur).float().cpu() for u_0 in batches]
+        return cls(laplacian, t_K, torch.cat(coefficients), blur)
 
     def __len__(self) -> int:
         return len(self.coefficients)
@@ -52,7 +55,7 @@ class Prior:
 
     def place(self, u_0: Tensor) -> Tensor:
         """Where images of any origin are at level K: the kept entries of V^T F(t_K) u_0, (B, C, kept), float64."""
-        return _blurred(self.laplacian, self.t_K, u_0)
+        return _blurred(self.laplacian, self.t_K, u_0, self.blur)
 
     def sample(self, choice: SeededNoise, eps: Tensor, delta: float) -> Tensor:
         """u_K = F(t_K) u_0 + delta eps, with u_0 chosen by each row's own seed."""
@@ -73,8 +76,10 @@ def kept_modes(laplacian: GridLaplacian, t_K: float) -> Tensor:
     return kept.view(laplacian.grid)
 
 
-def _blurred(laplacian: GridLaplacian, t_K: float, u_0: Tensor) -> Tensor:
+def _blurred(laplacian: GridLaplacian, t_K: float, u_0: Tensor, blur: GaussianFilter | None) -> Tensor:
     """The kept entries of V^T F(t_K) u_0, float64, from as few of the coefficients as hold them."""
+    if blur is not None:
+        return laplacian.to_spectrum(blur.dissipate(u_0.double(), t_K)).flatten(2)
     kept = kept_modes(laplacian, t_K)
     lowest = (kept.nonzero().max(0).values + 1).tolist()
     low_kept = kept[tuple(slice(count) for count in lowest)].to(u_0.device)

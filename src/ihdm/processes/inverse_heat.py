@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ihdm.heat import Constant, GridLaplacian
+from ihdm.heat import Constant, GaussianFilter, GridLaplacian
 from ihdm.processes.levels import spread_levels
 from ihdm.schedule import Schedule
 
@@ -22,6 +22,7 @@ class InverseHeat:
     """q(u_k | u_0) = N(F(t_k) u_0, sigma^2 I) (Eq. 3) and p(u_prev | u_k) = N(mu(u_k, k), delta^2 I) (Eq. 4).
 
     skip: how mu is made of the network, the paper's identity or the best linear predictor.
+    filter: blurs instead of the heat equation, if given (App. C.6).
     """
 
     laplacian: GridLaplacian
@@ -29,6 +30,7 @@ class InverseHeat:
     sigma: float
     delta: float
     skip: Skip
+    filter: GaussianFilter | None = None
     _t: Constant = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -46,7 +48,7 @@ class InverseHeat:
 
     def blur(self, u_0: Tensor, k: Tensor) -> Tensor:
         """F(t_k) u_0 (Eq. 2), with one level for each sample, (B,), or several, (L, B), for which u_0 is read once."""
-        return self.laplacian.dissipate(u_0, self._t.like(u_0)[k])
+        return (self.filter or self.laplacian).dissipate(u_0, self._t.like(u_0)[k])
 
     def noised(self, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
         """u_k = F(t_k) u_0 + sigma eps, a draw from q(u_k | u_0) (Eq. 3)."""

@@ -22,7 +22,7 @@ STUDIES = {
     "sigma-robustness": "models for several training noises over sampling noise (App. C.1)",
     "sigma-zero": "why training needs noise (App. C.5)",
     "prior-overlap": "L_K over the widest blur (App. C.4)",
-    "blur-operators": "three ways to blur: how much they differ, how long they take (App. C.6)",
+    "blur-operators": "three ways to blur, and what models make of them (App. C.6)",
     "power-spectrum": "spectra under noising and under blurring (Fig. 3, App. B.5-B.6)",
     "neighbours": "samples and their nearest training images (App. D.5)",
     "langevin-limit": "with many levels a step becomes a Langevin step (App. A.4)",

@@ -1,4 +1,4 @@
-"""Three ways to blur: how much they differ, and how long they take (App. C.6)."""
+"""Three ways to blur: how much they differ, how long they take, what models make of them (App. C.6)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ OPERATORS: dict[str, Any] = {
     "Gaussian filter": GaussianFilter,
     "finite differences": FiniteDifferences,
 }
-IMAGES, POINTS, SHOWN = 32, 12, 5
+MODELS: dict[str, tuple[str, ...]] = {"cosine basis": (), "Gaussian filter": ("process.blur=gaussian",)}
+IMAGES, POINTS, SHOWN, SAMPLES = 32, 12, 5, 5
 
 
 def study(lab: Lab) -> Findings:
     grid = lab.images.shape[1:]
     u_0 = to_unit(lab.images.train[evenly_spaced(len(lab.images.train), IMAGES)]).to(lab.device)
-    widths = build_schedule(lab.config.process, grid).sigma_B[1:]
-    widths = widths[_between(len(widths), POINTS)].tolist()
+    schedule = build_schedule(lab.config.process, grid)
+    widths = [float(schedule.sigma_B[1 + i]) for i in _between(schedule.K, POINTS)]
     blurred: dict[str, list[Tensor]] = {}
     milliseconds: dict[str, list[float]] = {}
     for name, operator in OPERATORS.items():
@@ -39,9 +40,17 @@ def study(lab: Lab) -> Findings:
         for name, found in blurred.items()
         if found is not exact
     }
+    models = {name: lab.trained("process.skip=identity", *words) for name, words in MODELS.items()}
+    samples = {name: model.sample(SAMPLES, lab.seed, **lab.options()) for name, model in models.items()}
+    count = 200 if lab.quick else 10_000
+    distance = {
+        name: lab.distance(model.sample_batches(count, lab.seed, progress=True, **lab.options()))
+        for name, model in models.items()
+    }
     picks = _between(len(widths), SHOWN)
     with figure(lab.picture("blur-operators"), columns=3, size=(4.2, 3.8)) as (left, middle, right):
-        tiles(left, [[found[i][0] for i in picks] for found in blurred.values()], list(blurred))
+        rows = [[found[i][0] for i in picks] for found in blurred.values()] + list(samples.values())
+        tiles(left, rows, [*blurred, *(f"samples, {name}" for name in samples)])
         for name, values in apart.items():
             middle.loglog(widths, values, "o-", markersize=3, label=f"{name} - cosine basis")
         middle.set(xlabel="$\\sigma_B$, pixels", ylabel="rms difference")
@@ -52,7 +61,13 @@ def study(lab: Lab) -> Findings:
         right.legend(fontsize=8)
     last = {name: values[-1] for name, values in milliseconds.items()}
     return Findings(
-        {"sigma_B": widths, "rms_difference": apart, "milliseconds": milliseconds},
+        {
+            "sigma_B": widths,
+            "rms_difference": apart,
+            "milliseconds": milliseconds,
+            "distance": distance,
+            "distance_is": lab.distance_name,
+        },
         "the Gaussian filter darkens the edges, as it takes what is outside for black; finite differences agree with "
         "the "
         "heat equation but take ever more steps.",
@@ -62,6 +77,8 @@ def study(lab: Lab) -> Findings:
         + ", ".join(f"{values[-1]:.2g} ({name})" for name, values in apart.items())
         + "; blurring takes "
         + ", ".join(f"{value:.3g} ms ({name})" for name, value in last.items())
+        + f". {lab.distance_name} of models: "
+        + ", ".join(f"{value:.4g} ({name})" for name, value in distance.items())
         + ".",
     )
 
