@@ -10,8 +10,8 @@ from ihdm import checkpoint, evaluation
 from ihdm.engine import inference, placed, recorded
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
-from ihdm.noise import SeededNoise
-from ihdm.sampler import reverse_step
+from ihdm.noise import BranchingNoise, SeededNoise
+from ihdm.sampler import last, reverse_step
 from ihdm.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -176,3 +176,22 @@ def test_the_bound_on_a_gpu_is_that_on_a_cpu(model, tiny_images, precision):
         torch.testing.assert_close(
             getattr(found, name), getattr(expected, name), rtol=1e-3 if precision == torch.float32 else 0.1, atol=0
         )
+
+
+def test_other_noise_and_the_baseline_are_recorded_too(model, tiny_config, tiny_images):
+    noise = BranchingNoise(0, torch.tensor([7, 3], device=GPU), model.config.shape)
+    u_K = model.start(torch.zeros(4, dtype=torch.long, device=GPU))
+    found, expected = (last(model.path(u_K, noise, compiled=compiled)) for compiled in (True, False))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
+    config = tiny_config.with_settings(["process.kind=ddpm", "process.delta_ratio=1", "network.channels=32"])
+    baseline = Model.from_images(ModelConfig(config.process, config.network, tiny_images.shape), tiny_images.train)
+    baseline = placed(baseline.eval(), GPU)
+    images = [baseline.sample(5, compiled=compiled) for compiled in (True, False)]
+    torch.testing.assert_close(*images, rtol=0, atol=1e-3)
+
+
+def test_the_baseline_trains_recorded_as_plain(config, tiny_images, tmp_path):
+    settings = ["process.kind=ddpm", "process.delta_ratio=1", "engine.precision=float32", "network.dropout=0"]
+    _, *facts = trained(config, tiny_images, tmp_path / "plain", *settings, "engine.compile=false")
+    _, *replayed = trained(config, tiny_images, tmp_path / "recorded", *settings)
+    torch.testing.assert_close(torch.tensor(replayed), torch.tensor(facts), rtol=1e-3, atol=1e-5)

@@ -38,7 +38,7 @@ def test_the_readmes_commands_and_python_run(tmp_path, monkeypatch):
             pixels = rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / name / f"{i}.png")
     for words in commands():
-        if words[0] in ("train", "demo"):
+        if words[0] in ("train", "demo") or "--quick" in words:
             words += [word for setting in LITTLE for word in ("--set", setting)]
         if words[0] == "evaluate":
             words += ["--n", "4", "--metrics", "spectrum"]

@@ -17,7 +17,6 @@ from ihdm.studies.interpolation import _roughness
 from ihdm.studies.power_spectrum import _slope
 
 TINY = ["trainer.steps=8", "trainer.checkpoint_every=4", "process.K=8", "network.channels=8", "trainer.batch_size=8"]
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +54,7 @@ def test_studies_are_listed_and_unknown_ones_refused(capsys):
 
 
 def test_branches_share_their_noise_until_they_part():
-    noise = BranchingNoise(0, [8, 5, 2], (1, 2, 2), CPU)
+    noise = BranchingNoise(0, torch.tensor([8, 5, 2]), (1, 2, 2))
     groups = {9: 1, 8: 2, 6: 2, 5: 4, 3: 4, 2: 8, 1: 8}  # different draws at each level
     for k, count in groups.items():
         rows = noise(torch.tensor(k)).flatten(1)

@@ -74,17 +74,17 @@ class InterpolatedNoise:
 class BranchingNoise:
     """Noise for the leaves of a binary tree (Fig. 4b): two leaves share it down to the level where their branches part.
 
-    splits: the levels at which every branch parts in two, from coarse to fine. A row for each of the 2^splits leaves.
+    splits: the levels at which every branch parts in two, an integer tensor on the device where the noise is wanted.
+    There is a row for each of the 2^len(splits) leaves.
     """
 
     seed: int
-    splits: Sequence[int]
+    splits: Tensor
     shape: Sequence[int]
-    device: torch.device
 
     def __call__(self, k: Tensor) -> Tensor:
-        leaves = torch.arange(2 ** len(self.splits), device=self.device)
-        later = (torch.tensor(self.splits, device=self.device) < k).sum()  # splits that are still to come
+        leaves = torch.arange(2 ** len(self.splits), device=self.splits.device)
+        later = (self.splits < k).sum()  # splits that are still to come
         return SeededNoise(self.seed, leaves >> later, self.shape)(k)
 
 

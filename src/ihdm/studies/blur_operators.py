@@ -12,7 +12,7 @@ from ihdm.data import evenly_spaced
 from ihdm.heat import FiniteDifferences, GaussianFilter, GridLaplacian
 from ihdm.model import build_schedule
 from ihdm.pixels import to_unit
-from ihdm.plots import figure, tiles
+from ihdm.plots import figure, octaves, tiles
 from ihdm.studies.lab import Findings, Lab
 
 OPERATORS: dict[str, Any] = {
@@ -59,6 +59,8 @@ def study(lab: Lab) -> Findings:
             right.loglog(widths, values, "o-", markersize=3, label=name)
         right.set(xlabel="$\\sigma_B$, pixels", ylabel=f"ms for {IMAGES} images")
         right.legend(fontsize=8)
+        octaves(middle.xaxis)
+        octaves(right.xaxis)
     last = {name: values[-1] for name, values in milliseconds.items()}
     return Findings(
         {

@@ -23,7 +23,7 @@ def study(lab: Lab) -> Findings:
     drawn: dict[int, Tensor] = {}
     for tree in range(TREES):
         u_K = model.start(torch.full((leaves,), tree, device=lab.device), lab.seed)
-        noise = BranchingNoise(lab.seed + tree, splits, model.config.shape, lab.device)
+        noise = BranchingNoise(lab.seed + tree, torch.tensor(splits, device=lab.device), model.config.shape)
         states = {k: u.cpu() for k, u in model.path(u_K, noise, **lab.options()) if k in wanted}
         drawn = drawn or states
         images = states[0].flatten(1)
