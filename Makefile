@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint format clean
+.PHONY: demo test faults lint format clean
 
 demo: .venv/core ## train on the embedded digits and make pictures, about two minutes on two cores
 	$(BIN)/ihdm demo
 
 test: lint ## format, types, tests
 	$(BIN)/python -m pytest
+
+faults: .venv/dev ## try accidents at length: some minutes
+	$(BIN)/python -m pytest -m 'faults or not faults' tests/faults
 
 lint: .venv/dev
 	$(BIN)/ruff check

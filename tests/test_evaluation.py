@@ -53,8 +53,7 @@ def test_the_bound_asks_the_process_with_each_images_own_noise(model, tiny_image
     noise = SeededNoise(5, numbers, model.config.shape)
     with torch.no_grad():
         errors = [
-            model.process.squared_error(model.network, u_0, torch.full((len(images),), k), noise(k))
-            for k in range(1, 11)
+            model.process.loss_at(model.network, u_0, torch.full((len(images),), k), noise(k)) for k in range(1, 11)
         ]
     assert found.images == 8 and found.levels == 10
     for bound, by_level, ratio in zip(found.bounds, found.by_level, RATIOS):

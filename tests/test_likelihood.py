@@ -95,7 +95,7 @@ def expected_errors(process, u_0):
     points = math.sqrt(d) * torch.cat([torch.eye(d), -torch.eye(d)]).double().view(-1, *u_0.shape)
     copies = u_0.expand_as(points)
     levels = [torch.full((2 * d,), k) for k in range(1, process.K + 1)]
-    return torch.stack([process.squared_error(nothing, copies, k, points).mean() for k in levels])[None]
+    return torch.stack([process.loss_at(nothing, copies, k, points).mean() for k in levels])[None]
 
 
 def one_bound(process, prior, u_0, deltas):

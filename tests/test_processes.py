@@ -38,7 +38,7 @@ def test_input_and_target_are_those_of_equation_9():
     heat, u_0, k = process(), images(8), torch.arange(1, 9)
     eps, answer = torch.randn(u_0.shape).double(), torch.randn(u_0.shape).double()
     network = Spy(answer)
-    error = heat.squared_error(network, u_0, k, eps)
+    error = heat.loss_at(network, u_0, k, eps)
     t = heat.schedule.t
     u_k = heat.laplacian.dissipate(u_0, t[k]) + 0.05 * eps
     target = heat.laplacian.dissipate(u_0, t[k - 1])
@@ -51,7 +51,7 @@ def test_the_finest_target_is_the_image_itself():
     heat, u_0 = process(sigma=0.0), images(3)
     k = torch.ones(3, dtype=torch.long)
     answer = u_0 - heat.blur(u_0, k)
-    torch.testing.assert_close(heat.squared_error(Spy(answer), u_0, k, torch.zeros_like(u_0)), torch.zeros(3).double())
+    torch.testing.assert_close(heat.loss_at(Spy(answer), u_0, k, torch.zeros_like(u_0)), torch.zeros(3).double())
 
 
 def test_training_noise_has_std_sigma(generator):
@@ -78,7 +78,7 @@ def test_every_level_from_1_to_K_is_equally_likely_for_every_sample(batch, gener
 
 def test_the_loss_is_the_mean_squared_error_over_levels(generator):
     heat, u_0 = process(sigma=0.0), images(1)
-    exact = torch.cat([heat.squared_error(Spy(), u_0, torch.tensor([k]), u_0 * 0) for k in range(1, 9)]).mean()
+    exact = torch.cat([heat.loss_at(Spy(), u_0, torch.tensor([k]), u_0 * 0) for k in range(1, 9)]).mean()
     drawn = torch.cat([heat.loss(Spy(), u_0, generator) for _ in range(4000)]).mean()
     assert drawn.item() == pytest.approx(exact.item(), rel=0.05)
 

@@ -78,7 +78,7 @@ def test_the_loss_and_the_sample_are_theirs():
     with torch.no_grad():
         noisy = blur(u_0, k) + 0.01 * eps
         expected = (theirs(noisy, k) - (blur(u_0, k - 1) - noisy)).square().flatten(1).sum(1)
-        torch.testing.assert_close(process.squared_error(ours, u_0, k, eps), expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(process.loss_at(ours, u_0, k, eps), expected, rtol=1e-4, atol=1e-6)
 
         u_K = process.blur(u_0, torch.full((6,), 6))
         config = SimpleNamespace(model=SimpleNamespace(K=6), device="cpu")

@@ -1,19 +1,23 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import signal
-from types import SimpleNamespace
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from ihdm import checkpoint, memory
+from ihdm import model as model_module
 from ihdm.config import TrainerConfig
 from ihdm.errors import IhdmError, UsageError
 from ihdm.model import Model
+from ihdm.run import locked
 from ihdm.trainer import Trainer, averaging, averaging_weight, learning_rate
 
 
@@ -105,14 +109,19 @@ def test_another_number_of_steps_is_announced_where_it_matters(tiny_config, tiny
     assert "trainer.steps was 6, is 7" in capsys.readouterr().out
 
 
+def poison(trainer: Trainer, bad: Callable[[int], bool]) -> None:
+    """Let the network answer with nan at some steps."""
+    network = trainer.network
+    trainer.network = lambda u, k: network(u, k) * (float("nan") if bad(trainer.step) else 1)
+
+
 def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(tiny_config, tiny_images, tmp_path):
-    config = tiny_config.with_settings(["process.skip=identity", "trainer.checkpoint_every=2"])
-    trainer = Trainer(config, tiny_images, tmp_path / "run")
-    step = trainer.train_step
-    trainer.train_step = lambda: tuple(fact * (float("nan") if trainer.step > 2 else 1) for fact in step())
-    with pytest.raises(IhdmError, match=r"diverged.*trainer\.lr"):
+    settings = ["process.skip=identity", "trainer.checkpoint_every=2", "trainer.steps=30", "trainer.skip_most=5"]
+    trainer = Trainer(tiny_config.with_settings(settings), tiny_images, tmp_path / "run")
+    poison(trainer, lambda step: step > 2)
+    with pytest.raises(IhdmError, match=r"diverged.*6 steps in a row.*trainer\.lr"):
         trainer.train()
-    assert [path.name for path in checkpoint.saved(tmp_path / "run" / "checkpoints")] == ["step-00000002"]
+    assert all(bool(tensor.isfinite().all()) for tensor in weights(tmp_path / "run").values())
 
 
 def test_two_runs_in_one_process_may_differ_in_precision(tiny_config, tiny_images, tmp_path):
@@ -152,11 +161,100 @@ def test_other_settings_or_images_in_the_same_folder_are_refused(tiny_config, ti
         Trainer(tiny_config, tiny_images, tmp_path / "mine")
 
 
-def test_a_damaged_checkpoint_is_named(tiny_config, tiny_images, tmp_path):
+@pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "missing", "manifest"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tiny_config, tiny_images, tmp_path, damage, capsys):
+    config = tiny_config.with_settings(["trainer.steps=9"])
+    whole = weights(train(config, tiny_images, tmp_path / "whole").run)
     run = train(tiny_config, tiny_images, tmp_path / "run").run
-    (checkpoint.saved(run / "checkpoints")[-1] / "average.safetensors").write_bytes(b"")
-    with pytest.raises(IhdmError, match="step-00000006"):
+    file = checkpoint.saved(run / "checkpoints")[-1] / (
+        "manifest.json" if damage == "manifest" else "average.safetensors"
+    )
+    content = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    else:
+        middle = len(content) // 2
+        flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        file.write_bytes({"empty": b"", "cut": content[:-7], "flipped": flipped, "manifest": b"[1]"}[damage])
+    train(config, tiny_images, run)
+    captured = capsys.readouterr()
+    assert "step-00000006" in captured.err and "going on from step 3" in captured.out
+    for name, tensor in weights(run).items():
+        assert tensor.equal(whole[name])
+
+
+def test_without_any_readable_checkpoint_nothing_is_overwritten(tiny_config, tiny_images, tmp_path):
+    run = train(tiny_config, tiny_images, tmp_path / "run").run
+    for path in checkpoint.saved(run / "checkpoints"):
+        (path / "network.safetensors").write_bytes(b"")
+    with pytest.raises(IhdmError, match=r"no checkpoint in .* can be read"):
         train(tiny_config.with_settings(["trainer.steps=9"]), tiny_images, run)
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint.saved(run / "checkpoints")[-1] / "network.safetensors")
+
+
+def test_some_checkpoints_are_kept_for_good(tiny_config, tiny_images, tmp_path):
+    settings = ["trainer.steps=10", "trainer.checkpoint_every=1", "trainer.keep=2", "trainer.keep_every=4"]
+    run = train(tiny_config.with_settings(settings), tiny_images, tmp_path / "run").run
+    kept = [int(path.name[5:]) for path in checkpoint.saved(run / "checkpoints")]
+    assert kept == [4, 8, 9, 10]
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tiny_config, tiny_images, tmp_path):
+    trainer = Trainer(tiny_config, tiny_images, tmp_path / "run")
+    with locked(tmp_path / "run"), pytest.raises(UsageError, match="another process"):
+        trainer.train()
+    assert trainer.train()
+
+
+@pytest.mark.parametrize("place", ["model", "checkpoint"])
+def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_before(
+    tiny_config, tiny_images, tmp_path, place, monkeypatch
+):
+    run = train(tiny_config, tiny_images, tmp_path / "run").run
+    before = weights(run)
+    real = checkpoint.save_file
+
+    def save_file(tensors, path, *rest):
+        if Path(path).name == "optimizer.safetensors" or place == "model":
+            Path(path).write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(tensors, path, *rest)
+
+    monkeypatch.setattr(checkpoint if place == "checkpoint" else model_module, "save_file", save_file)
+    config = tiny_config.with_settings(["trainer.steps=12"])
+    with pytest.raises(IhdmError, match="Make room"):
+        train(config, tiny_images, run)
+    assert not list(run.rglob(".*.new"))  # what was half written is gone
+    assert all(tensor.equal(before[name]) for name, tensor in weights(run).items())
+    monkeypatch.undo()
+    train(config, tiny_images, run)
+    whole = weights(train(config, tiny_images, tmp_path / "whole").run)
+    assert all(tensor.equal(whole[name]) for name, tensor in weights(run).items())
+
+
+def test_steps_without_a_finite_gradient_change_nothing_and_are_counted(tiny_config, tiny_images, tmp_path, capsys):
+    trainer = Trainer(tiny_config, tiny_images, tmp_path / "run")
+    poison(trainer, lambda step: step in (1, 2))
+    states = []
+    for _ in range(4):
+        trainer.train_step()
+        trainer.step += 1
+        states.append(
+            [p.detach().clone() for p in (*trainer.state.network.parameters(), *trainer.average.parameters())]
+        )
+    assert all(one.equal(other) for state in states[1:3] for one, other in zip(states[0], state))
+    assert not all(one.equal(other) for one, other in zip(states[0], states[3]))
+    steps = {float(value["step"]) for value in trainer.optimizer.state.values()}
+    assert steps == {2.0}  # of Adam, which knows nothing of the two others
+
+    trainer = Trainer(tiny_config, tiny_images, tmp_path / "other")
+    poison(trainer, lambda step: step in (1, 2))
+    trainer.train()
+    assert "skipped 1 of 2 steps before step 2" in capsys.readouterr().out
+    assert sum(line.get("skipped_steps", 0) for line in log(trainer.run)) == 2
 
 
 def test_without_held_out_images_training_works(tiny_config, tiny_images, tmp_path):
@@ -180,18 +278,15 @@ def test_a_half_written_folder_never_takes_the_place_of_a_whole_one(tmp_path):
 
 @pytest.mark.parametrize("parts", [2, 3, 8])
 def test_a_batch_in_parts_has_the_gradient_of_the_whole(tiny_config, tiny_images, tmp_path, parts):
-    def loss(network, u_0, generator):
-        return (network(u_0, torch.ones(len(u_0))) - 1).square().flatten(1).sum(1)
-
     found = []
     for name, accumulate in (("whole", 1), ("parts", parts)):
-        config = tiny_config.with_settings([f"trainer.accumulate={accumulate}", "network.dropout=0"])
-        trainer = Trainer(config, tiny_images, tmp_path / name)
-        trainer.model.process = SimpleNamespace(loss=loss)
-        total = trainer._gradients(tiny_images.train[:8])
-        found.append([total, *(p.grad for p in trainer.model.network.parameters() if p.grad is not None)])
+        settings = [f"trainer.accumulate={accumulate}", "network.dropout=0", "data.flip=true"]
+        trainer = Trainer(tiny_config.with_settings(settings), tiny_images, tmp_path / name)
+        trainer.step = 3
+        loss, _ = trainer.train_step()
+        found.append([loss, *(p.grad for p in trainer.model.network.parameters() if p.grad is not None)])
     for whole, part in zip(*found, strict=True):
-        torch.testing.assert_close(part, whole, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(part, whole, rtol=1e-4, atol=1e-6)
 
 
 def test_a_batch_that_does_not_fit_is_answered_with_one_that_does(tiny_config, tiny_images, tmp_path, monkeypatch):
@@ -253,7 +348,7 @@ def test_a_loaded_optimizer_keeps_the_memory_order_and_place_of_its_tensors(tmp_
         optimizer.step()
 
     step()
-    path = checkpoint.save(tmp_path, 1, "data", state, keep=1)
+    path = checkpoint.save(tmp_path, checkpoint.Snapshot.of(state, 1, "data"), keep=1)
     saved = {name: value.clone() for name, value in optimizer.state[network.weight].items()}
     step()
     places = {name: value.data_ptr() for name, value in optimizer.state[network.weight].items()}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import os
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +20,9 @@ from torch import Tensor, nn
 
 from ihdm.errors import IhdmError
 
+MANIFEST = "manifest.json"  # step, images, and size and checksum of every other file
+NETWORK, AVERAGE, OPTIMIZER = "network.safetensors", "average.safetensors", "optimizer.safetensors"
+
 
 @dataclass(frozen=True)
 class TrainingState:
@@ -27,63 +33,146 @@ class TrainingState:
     optimizer: Any  # torch's, or accelerate's around it
 
 
-def save(root: Path, step: int, data: str, state: TrainingState, keep: int) -> Path:
-    """Write step-N under `root` and delete all but the last `keep`; `data` is the images' fingerprint."""
-    path = root / f"step-{step:08d}"
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of the state in the host's memory, written while training goes on; `data`: the images' fingerprint."""
+
+    step: int
+    data: str
+    files: dict[str, dict[str, Tensor]]
+
+    @classmethod
+    def of(cls, state: TrainingState, step: int, data: str) -> Snapshot:
+        files = {
+            NETWORK: _flat(state.network),
+            AVERAGE: _flat(state.average),
+            OPTIMIZER: _flat_optimizer(state.optimizer),
+        }
+        return cls(step, data, files)
+
+
+def save(root: Path, snapshot: Snapshot, keep: int, keep_every: int = 0) -> Path:
+    """Write step-N under `root`, then delete all but the last `keep` and those of every `keep_every` steps."""
+    path = root / f"step-{snapshot.step:08d}"
     with replaced_folder(path) as folder:
-        save_file(_flat(state.network), folder / "network.safetensors")
-        save_file(_flat(state.average), folder / "average.safetensors")
-        save_file(_flat_optimizer(state.optimizer), folder / "optimizer.safetensors")
-        (folder / "state.json").write_text(json.dumps({"step": step, "data": data}) + "\n")
+        for name, tensors in snapshot.files.items():
+            save_file(tensors, folder / name)
+        files = {name: _seal(folder / name) for name in snapshot.files}
+        manifest = {"step": snapshot.step, "data": snapshot.data, "files": files}
+        (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     for old in saved(root)[:-keep]:
-        shutil.rmtree(old)
+        if not keep_every or _step(old) % keep_every:
+            shutil.rmtree(old)
     return path
 
 
 def saved(root: Path) -> list[Path]:
     """The checkpoints under a run folder, oldest first."""
-    return sorted(root.glob("step-[0-9]*"))
+    return sorted(root.glob("step-[0-9]*"), key=_step)
+
+
+def resume(root: Path, state: TrainingState) -> dict[str, Any] | None:
+    """Read the newest checkpoint that is undamaged, if there is one; name those that are skipped."""
+    damaged = []
+    for path in reversed(saved(root)):
+        try:
+            return load(path, state)
+        except IhdmError as error:
+            print(f"warning: {error}; going on from the one before", file=sys.stderr)
+            damaged.append(path.name)
+    if damaged:
+        raise IhdmError(f"no checkpoint in {root} can be read ({', '.join(damaged)}); delete them to start anew")
+    return None
 
 
 def load(path: Path, state: TrainingState) -> dict[str, Any]:
     """Read a checkpoint into a state of the same shape; return its step and its images' fingerprint."""
     try:
-        state.network.load_state_dict(load_file(path / "network.safetensors"))
-        state.average.load_state_dict(load_file(path / "average.safetensors"))
-        _load_optimizer(state.optimizer, load_file(path / "optimizer.safetensors"))
-        facts = json.loads((path / "state.json").read_text())
-        return {"step": int(facts["step"]), "data": str(facts["data"])}
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-        raise IhdmError(
-            f"the checkpoint {path} cannot be read ({error}); delete it to go on from the one before"
-        ) from error
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        for name, seal in manifest["files"].items():
+            if name not in (NETWORK, AVERAGE, OPTIMIZER) or _seal(path / name) != seal:
+                raise ValueError(f"{name} is not as it was written")
+        facts = {"step": int(manifest["step"]), "data": str(manifest["data"])}
+        tensors = {name: load_file(path / name) for name in (NETWORK, AVERAGE, OPTIMIZER)}
+        state.network.load_state_dict(tensors[NETWORK])
+        state.average.load_state_dict(tensors[AVERAGE])
+        _load_optimizer(state.optimizer, tensors[OPTIMIZER])
+        return facts
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        safetensors.SafetensorError,
+    ) as error:
+        raise IhdmError(f"the checkpoint {path} cannot be read ({error})") from error
 
 
 @contextlib.contextmanager
 def replaced_folder(path: Path) -> Iterator[Path]:
-    """A folder to write into, which takes the place of `path` once it is complete."""
+    """A folder to write into, which takes the place of `path` once it is complete and on the disk."""
     fresh, stale = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
     for leftover in (fresh, stale):
         shutil.rmtree(leftover, ignore_errors=True)
     fresh.mkdir(parents=True)
-    yield fresh
+    try:
+        yield fresh
+        for file in fresh.rglob("*"):
+            _flush(file)
+        _flush(fresh)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)  # so that a full disk has room again
+        raise
     if path.exists():
         path.rename(stale)
     fresh.rename(path)
+    _flush(path.parent)
     shutil.rmtree(stale, ignore_errors=True)
 
 
+def _flush(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, is on the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows cannot, and need not
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _seal(path: Path) -> dict[str, Any]:
+    """Size and checksum."""
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(2**22):
+            digest.update(block)
+    return {"bytes": path.stat().st_size, "blake2b": digest.hexdigest()}
+
+
+def _step(path: Path) -> int:
+    digits = path.name.removeprefix("step-")
+    return int(digits) if digits.isdecimal() else -1
+
+
 def _flat(module: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
+    return {name: _copy(tensor) for name, tensor in module.state_dict().items()}
 
 
 def _flat_optimizer(optimizer: Any) -> dict[str, Tensor]:
     """The optimiser's tensors as "number of the parameter.name of the tensor"."""
     return {
-        f"{number}.{name}": tensor.cpu().contiguous()
+        f"{number}.{name}": _copy(tensor)
         for number, tensors in optimizer.state_dict()["state"].items()
         for name, tensor in tensors.items()
     }
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """On the host, in memory of its own, in the usual order."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
 
 def _load_optimizer(optimizer: Any, tensors: dict[str, Tensor]) -> None:

@@ -107,6 +107,10 @@ class TrainerConfig:
     samples: int = setting(36, "images in such a picture", least=1)
     checkpoint_every: int = setting(5000, "steps between checkpoints and held-out losses", least=1)
     keep: int = setting(2, "checkpoints kept", least=1)
+    keep_every: int = setting(0, "steps between checkpoints that are kept for good; 0: none", least=0)
+    skip_most: int = setting(
+        20, "steps in a row without a finite gradient, which are skipped, before giving up", least=0
+    )
 
 
 @dataclass(frozen=True)

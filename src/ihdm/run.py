@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
 
 from ihdm.config import Config, config_from_toml, differences, read_text
 from ihdm.errors import UsageError
 
 # Settings that may change between one part of a run and the next.
-FREE = {f"trainer.{name}" for name in ("steps", "log_every", "sample_every", "samples", "checkpoint_every", "keep")}
+FREE_OF_TRAINER = (
+    "steps",
+    "log_every",
+    "sample_every",
+    "samples",
+    "checkpoint_every",
+    "keep",
+    "keep_every",
+    "skip_most",
+)
+FREE = {f"trainer.{name}" for name in FREE_OF_TRAINER}
 FREE |= {"engine.device", "engine.precision", "engine.compile", "engine.checkpoint"}
 FREE |= {"data.source"}  # the images themselves are compared instead
 
@@ -24,7 +41,7 @@ def check_run(run: Path, config: Config, option: str = "--run") -> None:
     if run.exists() and not run.is_dir():
         raise UsageError(f"{run} is a file; give a folder with {option}")
     if not path.exists():
-        if run.exists() and any(run.iterdir()):
+        if run.exists() and any(file.name != ".lock" for file in run.iterdir()):
             raise UsageError(f"{run} is not empty and not a run folder; give another one with {option}")
         return
     changed = differences(config_from_toml(read_text(path), str(path)), config)
@@ -34,6 +51,19 @@ def check_run(run: Path, config: Config, option: str = "--run") -> None:
             f"{run} was started with other settings ({'; '.join(lines)}); "
             f"use the old settings to go on, or another folder with {option} to start anew"
         )
+
+
+@contextlib.contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Keep other processes from working in the same run folder; the system lifts the lock whenever this one ends."""
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / ".lock").open("w") as file:
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(f"another process is working in {run}; wait for it, or give another folder") from error
+        yield
 
 
 class Log:

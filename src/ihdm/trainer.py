@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -33,9 +34,11 @@ from ihdm.model import Model, build_network
 from ihdm.model_folder import ModelConfig
 from ihdm.noise import mix_seed
 from ihdm.pixels import to_unit
-from ihdm.run import Log, check_run
+from ihdm.processes.levels import draw
+from ihdm.run import Log, check_run, locked
+from ihdm.writer import Writer
 
-STEP_STREAM, INIT_STREAM, HELD_OUT_STREAM = 2, 3, 4  # keep uses of one seed apart; see also data.batches
+STEP_STREAM, INIT_STREAM, HELD_OUT_STREAM, DROPOUT_STREAM = 2, 3, 4, 7  # keep uses of one seed apart; see data.batches
 
 
 class Trainer:
@@ -74,6 +77,8 @@ class Trainer:
         self.generator = torch.Generator(device)
         self.rates = torch.zeros(2, device=device)
         self.step = 0
+        self.skipped = 0  # steps in a row, up to now
+        self.writer = Writer()
         lower = lowered(network, self.precision, config.engine.compile)
         if self.compiled:
             part = self.batches.at(0)[:: config.trainer.accumulate * self.accelerator.num_processes]
@@ -86,8 +91,16 @@ class Trainer:
 
     def train(self) -> bool:
         """Run to the last step and write the model; False if a signal stopped it earlier, with everything saved."""
+        with locked(self.run) if self.accelerator.is_main_process else contextlib.nullcontext():
+            self._resume()
+            try:
+                self._train()
+            finally:
+                self.writer.wait()
+        return self.step >= self.config.trainer.steps
+
+    def _train(self) -> None:
         settings = self.config.trainer
-        self._resume()
         log = Log(self.run, self.step) if self.accelerator.is_main_process else None
         with stop_requests() as asked, self._bar() as bar:
             while self.step < settings.steps:
@@ -105,7 +118,6 @@ class Trainer:
                     self._picture()
         if log:
             log.close()
-        return self.step >= settings.steps
 
     def trained_model(self) -> Model:
         """The model with averaged weights, as it stands."""
@@ -142,24 +154,39 @@ class Trainer:
             bar.update()
         if not losses:
             return {}
-        mean_loss, mean_norm = float(torch.stack(losses).mean()), float(torch.stack(norms).mean())
-        if not math.isfinite(mean_loss):
-            raise IhdmError(
-                f"training diverged before step {self.step:,} (the loss is {mean_loss}); the last checkpoint is kept. "
-                f"Try a smaller trainer.lr, a longer trainer.warmup, or another trainer.seed"
-            )
+        own = torch.stack(losses)
+        everyone = own if alone else self.accelerator.reduce(own, reduction="mean")
+        mean_loss, mean_norm, skipped = self._means(everyone, torch.stack(norms))
         speed = (self.step - first) * self.config.trainer.batch_size / (time.perf_counter() - start)
         rate = learning_rate(self.config.trainer, self.step - 1)
         bar.set_postfix({"loss": f"{mean_loss:.4g}", "images/s": f"{speed:.0f}"})
-        return {"loss": mean_loss, "gradient_norm": mean_norm, "lr": rate, "images_per_second": round(speed, 1)}
+        facts = {"loss": mean_loss, "gradient_norm": mean_norm, "lr": rate, "images_per_second": round(speed, 1)}
+        return facts | ({"skipped_steps": skipped} if skipped else {})
+
+    def _means(self, losses: Tensor, norms: Tensor) -> tuple[float, float, int]:
+        """The mean loss and norm of the steps that were taken, and how many were not; too many in a row end the run."""
+        taken = norms.isfinite().cpu()
+        for good in taken.tolist():
+            self.skipped = 0 if good else self.skipped + 1
+            if self.skipped > self.config.trainer.skip_most:
+                raise IhdmError(
+                    f"training diverged before step {self.step:,}: {self.skipped} steps in a row had no finite "
+                    f"gradient. The last checkpoint is kept; try a smaller trainer.lr, a longer trainer.warmup, or "
+                    f"another trainer.seed"
+                )
+        skipped = int((~taken).sum())
+        if skipped:
+            self.say(f"skipped {skipped} of {len(taken)} steps before step {self.step:,}: the gradient was not finite")
+        if skipped == len(taken):
+            return 0.0, 0.0, skipped
+        return float(losses.cpu()[taken].mean()), float(norms.cpu()[taken].mean()), skipped
 
     def train_step(self) -> tuple[Tensor, Tensor]:
         """Alg. 1 on one batch, then Adam and the moving average; the loss and the norm of its gradient."""
         settings = self.config.trainer
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
-        seed = mix_seed(settings.seed, STEP_STREAM, self.step, rank)
-        self.generator.manual_seed(seed)
-        torch.manual_seed(seed)  # dropout draws from torch's own generator
+        self.generator.manual_seed(mix_seed(settings.seed, STEP_STREAM, self.step))
+        torch.manual_seed(mix_seed(settings.seed, DROPOUT_STREAM, self.step, rank))  # from torch's own generator
         self.rates[0].fill_(learning_rate(settings, self.step))
         self.rates[1].fill_(averaging_weight(settings, self.step))
         loss = self._gradients(self.batches.at(self.step, rank, ranks))
@@ -167,16 +194,24 @@ class Trainer:
         return loss, self._update(self.rates)
 
     def _gradients(self, images: Tensor) -> Tensor:
-        """The mean loss of a batch and its gradient, computed in parts; processes exchange gradients in the last."""
+        """The mean loss of a batch and its gradient, computed in parts; processes exchange gradients in the last.
+
+        Levels, noise and mirroring are drawn for the whole batch, of which each process and each part takes its own: so
+        that a step is the same, up to rounding, however it is divided. Only dropout is not.
+        """
         self.optimizer.zero_grad()
+        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
         u_0 = to_unit(images)
+        whole = (ranks * len(u_0), *u_0.shape[1:])
+        k, eps = (drawn[rank::ranks] for drawn in draw(whole, self.model.process.K, self.generator))
         if self.config.data.flip:
-            u_0 = mirrored(u_0, self.generator)
-        parts = u_0.chunk(self.config.trainer.accumulate)
+            chosen = torch.rand(len(u_0) * ranks, generator=self.generator, device=u_0.device) < 0.5
+            u_0 = mirrored(u_0, chosen[rank::ranks])
+        parts = list(zip(*(drawn.chunk(self.config.trainer.accumulate) for drawn in (u_0, k, eps))))
         total = torch.zeros((), device=u_0.device)
         for number, part in enumerate(parts, start=1):
             with contextlib.nullcontext() if number == len(parts) else self.accelerator.no_sync(self.network):
-                loss = self.model.process.loss(self.network, part, self.generator).sum() / len(u_0)
+                loss = self.model.process.loss_at(self.network, *part).sum() / len(u_0)
                 loss.backward()
                 total += loss.detach()
         return total
@@ -191,10 +226,14 @@ class Trainer:
             torch._foreach_copy_(gradients, list(mean))
 
     def _update(self, rates: Tensor) -> Tensor:
-        """One step of Adam with clipped gradients, then of the moving average; the gradient's norm before clipping."""
+        """One step of Adam with clipped gradients, then of the moving average; the gradient's norm before clipping.
+
+        Without a finite gradient nothing changes.
+        """
         norm = torch.nn.utils.clip_grad_norm_(self.state.network.parameters(), self.config.trainer.clip)
         for optimizer, rate in zip((self.optimizer, self.averaging), rates):
             optimizer.param_groups[0]["lr"] = rate
+            setattr(optimizer, "found_inf", (~norm.isfinite()).float())  # noqa: B010 -- then fused ones take no step
             optimizer.step()
         return norm
 
@@ -219,9 +258,8 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint, or begin the run folder."""
-        found = checkpoint.saved(self.run / "checkpoints")
-        if found:
-            facts = checkpoint.load(found[-1], self.state)
+        facts = checkpoint.resume(self.run / "checkpoints", self.state)
+        if facts is not None:
             if facts["data"] != self.fingerprint:
                 raise UsageError(
                     f"the images of {self.images.name} are not those that {self.run} was started with; "
@@ -233,8 +271,8 @@ class Trainer:
         if self.accelerator.is_main_process:
             self.run.mkdir(parents=True, exist_ok=True)
             (self.run / "config.toml").write_text(config_to_toml(self.config), encoding="utf-8")
-            if found and not (self.run / "model").exists():
-                self._write_model()
+            if facts is not None and not (self.run / "model").exists():
+                _write_model(self.run, self.trained_model())
         self.accelerator.wait_for_everyone()
 
     def _warn_of_another_end(self) -> None:
@@ -247,16 +285,23 @@ class Trainer:
             )
 
     def _save(self) -> None:
-        """Write the model folder and then a checkpoint, so that a checkpoint always has its model."""
+        """Begin to write the model folder and then a checkpoint, so that a checkpoint always has its model."""
         if self.accelerator.is_main_process:
-            self._write_model()
-            root, keep = self.run / "checkpoints", self.config.trainer.keep
-            checkpoint.save(root, self.step, self.fingerprint, self.state, keep)
-        self.accelerator.wait_for_everyone()
+            self.writer.wait()
+            settings, run = self.config.trainer, self.run
+            snapshot = checkpoint.Snapshot.of(self.state, self.step, self.fingerprint)
+            model = self.trained_model()
+            model.network = copy.deepcopy(self.average).cpu()
 
-    def _write_model(self) -> None:
-        with checkpoint.replaced_folder(self.run / "model") as folder:
-            self.trained_model().save_pretrained(folder)
+            def write() -> None:
+                with _room_advice(run):
+                    _write_model(run, model)
+                    checkpoint.save(run / "checkpoints", snapshot, settings.keep, settings.keep_every)
+
+            self.writer.start(write)
+            if self.step >= settings.steps:
+                self.writer.wait()
+        self.accelerator.wait_for_everyone()
 
     def _check(self, log: Log | None) -> None:
         """Log the held-out loss."""
@@ -298,6 +343,23 @@ class Trainer:
         """Print, in one process only."""
         if self.accelerator.is_main_process:
             print(message, flush=True)
+
+
+def _write_model(run: Path, model: Model) -> None:
+    with checkpoint.replaced_folder(run / "model") as folder:
+        model.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def _room_advice(run: Path) -> Iterator[None]:
+    """If something cannot be written, say so in words."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise IhdmError(
+            f"{run} could not be written to ({error}); what was saved before is intact. Make room, and the same "
+            f"command goes on from there"
+        ) from error
 
 
 def learning_rate(settings: TrainerConfig, step: int) -> float:

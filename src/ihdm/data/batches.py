@@ -42,7 +42,6 @@ class Batches:
         return torch.randperm(len(self.images), generator=generator).to(self.images.device)
 
 
-def mirrored(u_0: Tensor, generator: torch.Generator) -> Tensor:
-    """About half of the images flipped left to right."""
-    chosen = torch.rand(len(u_0), 1, 1, 1, generator=generator, device=u_0.device) < 0.5
-    return torch.where(chosen, u_0.flip(-1), u_0)
+def mirrored(u_0: Tensor, chosen: Tensor) -> Tensor:
+    """The images with those that are chosen, (B,), flipped left to right."""
+    return torch.where(chosen.view(-1, 1, 1, 1), u_0.flip(-1), u_0)

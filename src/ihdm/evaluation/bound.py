@@ -195,7 +195,7 @@ def _answers(
 
     For inverse heat dissipation || mu(u_k, k) - F(t_{k-1}) u_0 ||^2, for the diffusion baseline its terms themselves.
     """
-    question = model.process.bound_term if isinstance(model.process, DDPM) else model.process.squared_error
+    question = model.process.bound_term if isinstance(model.process, DDPM) else model.process.loss_at
     device = next(model.network.parameters()).device
     size = min(max(1, len(images)), batch_size or model.batch_size(len(images), precision, compiled))
     network = inference(model.network, precision, compiled)

@@ -39,7 +39,10 @@ class Process(Protocol):
         """The mean of the state at level k - 1, given that at level k of each sample."""
 
     def loss(self, network: Network, u_0: Tensor, generator: torch.Generator) -> Tensor:
-        """One loss for each image of a batch in [0, 1]."""
+        """One loss for each image of a batch in [0, 1], at random levels."""
+
+    def loss_at(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+        """The same at given levels with given noise."""
 
     def step(self, network: Network, u_k: Tensor, k: Tensor, eps: Tensor) -> Tensor:
         """From level k to level k - 1 with noise eps; one level for all samples or one for each."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ihdm.heat import Constant
-from ihdm.processes.levels import spread_levels
+from ihdm.processes.levels import draw
 
 if TYPE_CHECKING:
     from ihdm.processes import Network
@@ -77,9 +77,12 @@ class DDPM:
         return _image(self._at("signal", k, u_0) * _signed(u_0) + self._at("noise", k, u_0) * eps)
 
     def loss(self, network: Network, u_0: Tensor, generator: torch.Generator) -> Tensor:
-        """The mean squared error of the predicted noise at a random level, for each sample (their L_simple)."""
-        k = spread_levels(len(u_0), self.K, generator)
-        eps = torch.randn(u_0.shape, generator=generator, device=u_0.device, dtype=u_0.dtype)
+        """Their L_simple at a random level, one for each sample."""
+        k, eps = draw(u_0.shape, self.K, generator)
+        return self.loss_at(network, u_0, k, eps.to(u_0.dtype))
+
+    def loss_at(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+        """The mean squared error of the predicted noise, for each sample."""
         predicted = network(_signed(self.noised(u_0, k, eps)), k)
         return (predicted - eps).square().flatten(1).mean(1)
 

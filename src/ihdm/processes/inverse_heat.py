@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ihdm.heat import Constant, GaussianFilter, GridLaplacian
-from ihdm.processes.levels import spread_levels
+from ihdm.processes.levels import draw
 from ihdm.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -58,16 +58,15 @@ class InverseHeat:
         """mu(u_k, k) (Eq. 4)."""
         return self.skip(network, u_k, k)
 
-    def squared_error(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+    def loss_at(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
         """|| mu(F(t_k) u_0 + sigma eps, k) - F(t_{k-1}) u_0 ||^2, summed over pixels, for each sample (Eq. 9-10)."""
         coarse, fine = self.blur(u_0, torch.stack([k, k - 1]))
         return (self.mean(network, coarse + self.sigma * eps, k) - fine).square().flatten(1).sum(1)
 
     def loss(self, network: Network, u_0: Tensor, generator: torch.Generator) -> Tensor:
         """Alg. 1: the squared error at a random level, one for each sample."""
-        k = spread_levels(len(u_0), self.K, generator)
-        eps = torch.randn(u_0.shape, generator=generator, device=u_0.device, dtype=u_0.dtype)
-        return self.squared_error(network, u_0, k, eps)
+        k, eps = draw(u_0.shape, self.K, generator)
+        return self.loss_at(network, u_0, k, eps.to(u_0.dtype))
 
     def step(self, network: Network, u_k: Tensor, k: Tensor, eps: Tensor) -> Tensor:
         """Alg. 2: u_prev = mu(u_k, k) + delta eps, with one level for all samples or one for each."""

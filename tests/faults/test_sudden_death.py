@@ -1,0 +1,94 @@
+"""A run that is killed at any moment, however often, ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from safetensors.torch import load_file
+
+from ihdm import checkpoint
+
+WORDS = [sys.executable, "-m", "ihdm", "train", "digits", "--set"]
+SETTINGS = [
+    "trainer.steps=60",
+    "trainer.checkpoint_every=5",
+    "trainer.sample_every=20",
+    "trainer.samples=4",
+    "process.K=10",
+]
+SETTINGS += ["network.channels=8", "trainer.batch_size=16", "trainer.log_every=5", "engine.device=cpu"]
+
+
+def command(run) -> list[str]:
+    return [*WORDS, *SETTINGS, "--run", str(run)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run without any accident, and how long it took."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    start = time.time()
+    subprocess.run(command(run), check=True, capture_output=True)
+    return run, time.time() - start
+
+
+def assert_same(run, whole) -> None:
+    """All tensors of the last checkpoint and of the model, to the bit."""
+    folders = [(checkpoint.saved(folder / "checkpoints")[-1], folder / "model") for folder in (run, whole)]
+    for one, other in zip(*folders):
+        assert one.name == other.name
+        for file in other.glob("*.safetensors"):
+            found, expected = load_file(one / file.name), load_file(file)
+            assert found.keys() == expected.keys()
+            assert all(found[name].equal(expected[name]) for name in expected), file.name
+    assert not list(run.rglob(".*.new")) and not list(run.rglob(".*.old"))
+
+
+def killed_until_done(run, seconds: float, kills: int, number: signal.Signals, seed: int) -> int:
+    """Start the run again and again, end it at random moments, and at last let it finish; how often that happened."""
+    moments = random.Random(seed)
+    happened = 0
+    for _ in range(kills):
+        process = subprocess.Popen(command(run), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            process.communicate(timeout=moments.uniform(0.2, 1) * seconds)
+            break  # it was done before
+        except subprocess.TimeoutExpired:
+            process.send_signal(number)
+            process.communicate()
+            happened += 1
+    done = subprocess.run(command(run), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return happened
+
+
+def test_a_run_that_was_killed_twice(whole, tmp_path):
+    run, seconds = whole
+    assert killed_until_done(tmp_path / "run", seconds, 2, signal.SIGKILL, seed=1) > 0
+    assert_same(tmp_path / "run", run)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_that_was_killed_five_times(whole, tmp_path, seed):
+    run, seconds = whole
+    assert killed_until_done(tmp_path / "run", seconds, 5, signal.SIGKILL, seed) > 0
+    assert_same(tmp_path / "run", run)
+
+
+def test_a_run_that_was_asked_to_stop(whole, tmp_path):
+    """SIGTERM, as batch systems send it: saved, exit code 0, and a line that says how to go on."""
+    process = subprocess.Popen(command(tmp_path / "run"), stdout=subprocess.PIPE, text=True)
+    while not checkpoint.saved(tmp_path / "run" / "checkpoints") and process.poll() is None:
+        time.sleep(0.01)
+    process.terminate()
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    assert "the same command goes on" in out or "done" in out
+    subprocess.run(command(tmp_path / "run"), check=True, capture_output=True)
+    assert_same(tmp_path / "run", whole[0])

@@ -1,0 +1,82 @@
+"""Training by two processes, as torchrun starts them, on a CPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ihdm.run import read_log
+
+TINY = ["trainer.steps=6", "trainer.checkpoint_every=3", "trainer.samples=4", "trainer.batch_size=32", "process.K=10"]
+TINY += ["network.channels=8", "network.dropout=0", "trainer.log_every=2", "data.flip=true", "engine.device=cpu"]
+
+
+def start(run, count: int, *settings: str, options: tuple[str, ...] = ()) -> subprocess.Popen:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), *options]
+    words = ["-m", "--", "ihdm", "train", "digits", "--run", str(run), "--set", *TINY, *settings]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*launcher, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def finished(process: subprocess.Popen) -> str:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return out
+
+
+def test_two_processes_take_the_steps_of_one(tmp_path):
+    """The batch, its noise and its mirroring are those of one process, half of it each: the same loss and gradient."""
+    out = [finished(start(tmp_path / str(count), count)) for count in (1, 2)]
+    assert all(text.count("done; the model is in") == 1 for text in out)  # one of them speaks
+    logs = [[line for line in read_log(tmp_path / run) if "loss" in line] for run in ("1", "2")]
+    for one, two in zip(*logs, strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
+        assert two["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-3)
+    one, two = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("1", "2"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def workers_of(launcher: subprocess.Popen) -> list[int]:
+    """The processes that the launcher has started."""
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(launcher.pid)], capture_output=True, text=True).stdout
+    return [int(pid) for pid in listed.split()]
+
+
+def kill_one_worker(launcher: subprocess.Popen, run) -> None:
+    """Once there is a checkpoint."""
+    deadline = time.time() + 60
+    while not list((run / "checkpoints").glob("step-*")) and time.time() < deadline:
+        assert launcher.poll() is None
+        time.sleep(0.05)
+    os.kill(workers_of(launcher)[-1], signal.SIGKILL)
+
+
+LONG = ("trainer.steps=100000", "trainer.checkpoint_every=10", "trainer.sample_every=100000")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the processes")
+def test_a_dead_worker_ends_the_job_instead_of_a_hang(tmp_path):
+    launcher = start(tmp_path / "run", 2, *LONG)
+    kill_one_worker(launcher, tmp_path / "run")
+    _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode != 0 and "SIGKILL" in err
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the processes")
+def test_torchruns_restart_goes_on_from_the_checkpoint(tmp_path):
+    settings = ("trainer.steps=400", "trainer.checkpoint_every=10", "trainer.sample_every=100000")
+    launcher = start(tmp_path / "run", 2, *settings, options=("--max-restarts", "1"))
+    kill_one_worker(launcher, tmp_path / "run")
+    out = finished(launcher)
+    assert "going on from step" in out and "done" in out
