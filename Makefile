@@ -12,7 +12,7 @@ test: lint ## format, types, tests
 	$(BIN)/python -m pytest
 
 faults: .venv/dev ## try accidents at length: some minutes
-	$(BIN)/python -m pytest -m 'faults or not faults' tests/faults
+	IHDM_FUZZ=1000 $(BIN)/python -m pytest -m 'faults or not faults' --verbosity 1 tests/faults tests/test_hardening.py
 
 lint: .venv/dev
 	$(BIN)/ruff check

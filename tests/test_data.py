@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import zipfile
+from dataclasses import replace
 from io import BytesIO
 
 import numpy as np
@@ -319,3 +320,21 @@ def test_chosen_images_are_mirrored():
     u_0 = torch.tensor([0.0, 1.0]).view(1, 1, 1, 2).repeat(3, 1, 1, 1)
     found = mirrored(u_0, torch.tensor([True, False, True]))
     assert found[:, 0, 0, 0].tolist() == [1, 0, 1] and found[:, 0, 0, 1].tolist() == [0, 1, 0]
+
+
+def test_broken_images_stop_the_reading_or_are_left_out_by_name(tmp_path, capsys):
+    for i in range(12):
+        Image.new("L", (4, 5), 10 * i).save(tmp_path / f"{i:02d}.png")
+    for name in ("00", "03", "07"):
+        (tmp_path / f"{name}.png").write_bytes(b"not a picture")
+    config = DataConfig(source=str(tmp_path), holdout=0)
+    with pytest.raises(IhdmError, match=r"00\.png"):
+        load_images(config)
+    images = load_images(replace(config, on_error="skip"))
+    assert images.train[:, 0, 0, 0].tolist() == [10, 20, 40, 50, 60, 80, 90, 100, 110]
+    warnings = capsys.readouterr().err
+    assert all(f"{name}.png" in warnings for name in ("00", "03", "07")) and "skipped 2 of 11" in warnings
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(IhdmError, match="none of 12 images can be read"):
+        load_images(replace(config, on_error="skip"))

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from ihdm import evaluation
@@ -375,6 +376,20 @@ def test_two_processes_give_the_result_of_one(files, words, monkeypatch):
         assert done.stdout.count("seed 0") == 1  # one process speaks
         trees.append(json.loads((files / f"{count}.json").read_text()))
     _assert_close(*trees)
+
+
+def test_two_processes_make_the_images_of_one(files, monkeypatch):
+    (files / "two.py").write_text(TWO)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    main(["sample", "model", "--n", "7", "--out", "one", "--grid", "one.png"])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--", "two.py"]
+    words = ["sample", "model", "--n", "7", "--out", "two", "--grid", "two.png"]
+    done = subprocess.run([*command, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name in [f"one/{i:06d}.png" for i in range(7)] + ["one.png"]:
+        one, two = (np.asarray(Image.open(files / path), int) for path in (name, name.replace("one", "two")))
+        assert np.abs(one - two).max() <= 1
+    assert len(list((files / "two").iterdir())) == 7
 
 
 def _assert_close(one, two):

@@ -86,6 +86,7 @@ class DataConfig:
     )
     channels: int | None = setting(None, "1 grey, 3 colour, 4 with alpha; auto: as the images are", least=1, most=1024)
     flip: bool = setting(False, "mirror half of the training images left to right")
+    on_error: Literal["stop", "skip"] = setting("stop", "what to do about images that cannot be read")
     holdout: float = setting(0.05, "share of images set aside where the source has no test split", least=0, most=0.9)
 
 

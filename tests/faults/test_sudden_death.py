@@ -56,7 +56,7 @@ def killed_until_done(run, seconds: float, kills: int, number: signal.Signals, s
     for _ in range(kills):
         process = subprocess.Popen(command(run), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
-            process.communicate(timeout=moments.uniform(0.2, 1) * seconds)
+            process.communicate(timeout=moments.uniform(0.3, 0.85) * seconds)
             break  # it was done before
         except subprocess.TimeoutExpired:
             process.send_signal(number)

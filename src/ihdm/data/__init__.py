@@ -44,10 +44,11 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST) -
     """Read a source; without a test split, set a share of the images aside. None: hold out all that there are."""
     splits = _opened(config.source)
     train, held_out = _split(splits["train"], splits.get("test"), config.holdout)
-    images = decode(train, config.size, config.channels)
+    skip = config.on_error == "skip"
+    images = decode(train, config.size, config.channels, skip)
     _, channels, height, width = images.shape
     held_out = Subset(held_out, evenly_spaced(len(held_out), held_out_most or len(held_out)).tolist())
-    held_out_images = decode(held_out, (height, width), channels) if len(held_out) else images[:0]
+    held_out_images = decode(held_out, (height, width), channels, skip) if len(held_out) else images[:0]
     path = Path(config.source)
     name = path.name if path.is_absolute() else config.source  # it goes into models, where a path would tell too much
     return ImageSet(name, images, held_out_images)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import zipfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from ihdm.errors import IhdmError, UsageError
 Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+NAMED_MOST = 5  # broken images that a warning names
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 GREY_MODES = {"1", "L", "LA", "F"}  # and the integer modes, whose names begin with I
 
@@ -116,18 +118,27 @@ class Subset:
         return self.pictures.read(self.numbers[i])
 
 
-def decode(pictures: Pictures, size: tuple[int, int] | None, channels: int | None) -> Tensor:
+def decode(pictures: Pictures, size: tuple[int, int] | None, channels: int | None, skip: bool = False) -> Tensor:
     """All pictures as one uint8 tensor (N, C, H, W), resized and converted where asked.
 
     Without a size all must have the first one's; without channels, grey or colour is as in the first one, and no
     colour is dropped silently. What is transparent becomes white, unless alpha is asked for.
+    skip: leave out pictures that cannot be read, with a warning that names them, instead of stopping at the first.
     """
-    given = channels
+    given, broken = channels, {}
+    if skip:
+        pictures = _from_the_first_that_reads(pictures)
     channels, height, width = picture_shape(pictures, size, channels)
     out = np.empty((len(pictures), channels, height, width), np.uint8)
 
     def fill(i: int) -> None:
-        picture = _read(pictures, i)
+        try:
+            picture = _read(pictures, i)
+        except IhdmError as error:
+            if not skip:
+                raise
+            broken[i] = str(error)
+            return
         if size is None and _size(picture) != out.shape[2:]:
             raise UsageError(
                 f"the images differ in size: {pictures.name(0)} is {_text(out.shape[2:])} and {pictures.name(i)} is "
@@ -147,7 +158,31 @@ def decode(pictures: Pictures, size: tuple[int, int] | None, channels: int | Non
         for start in range(0, len(pictures), 1024):
             for _ in threads.map(fill, range(start, min(start + 1024, len(pictures)))):
                 bar.update()
+    if broken:
+        _warn_of(broken, len(pictures))
+        out = np.delete(out, sorted(broken), 0)
     return torch.from_numpy(out)
+
+
+def _from_the_first_that_reads(pictures: Pictures) -> Pictures:
+    """The pictures without those before the first that can be read, which tells the shape of all."""
+    broken: dict[int, str] = {}
+    for i in range(len(pictures)):
+        try:
+            _read(pictures, i)
+        except IhdmError as error:
+            broken[i] = str(error)
+        else:
+            if broken:
+                _warn_of(broken, len(pictures))
+            return Subset(pictures, range(i, len(pictures))) if i else pictures
+    raise IhdmError(f"none of {len(pictures):,} images can be read; the first: {broken[0]}")
+
+
+def _warn_of(broken: dict[int, str], total: int) -> None:
+    shown = [broken[i] for i in sorted(broken)[:NAMED_MOST]]
+    more = f" and {len(broken) - NAMED_MOST:,} more" if len(broken) > NAMED_MOST else ""
+    print(f"warning: skipped {len(broken):,} of {total:,} images: {'; '.join(shown)}{more}", file=sys.stderr)
 
 
 def picture_shape(pictures: Pictures, size: tuple[int, int] | None, channels: int | None) -> tuple[int, int, int]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
 from ihdm.config import Device, Precision
 from ihdm.errors import UsageError
 from ihdm.verbs.words import ModelName, check_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ihdm.model import Model
+    from ihdm.workers import Workers
 
 GIF_IMAGES, GIF_FRAMES = 16, 50
 
@@ -58,26 +63,25 @@ def sample(
     if grid is None and gif is None and out is None:
         grid = Path("samples.png")
     _check_outputs(grid, gif, out)
-    from ihdm import pictures
+    from ihdm import pictures, workers
     from ihdm.engine import choose_device, choose_precision, keep_freed_memory, placed
     from ihdm.model import Model
 
     keep_freed_memory()
     place = choose_device(device)
-    loaded = placed(Model.from_pretrained(model), place)
+    loaded = Model.from_pretrained(model)
     options: dict[str, Any] = {"delta_ratio": delta_ratio, "same_start": same_start, "same_noise": same_noise}
     options["compiled"] = compile
     options["precision"] = choose_precision(precision, place, math.prod(loaded.config.shape[1:]))
-    if grid or out:
-        batches = loaded.sample_batches(n, seed, batch_size=batch_size, progress=True, **options)
-        shown = []
-        for i, image in enumerate(itertools.chain.from_iterable(batches)):
-            if out:
-                pictures.plain(image).save(out / f"{i:06d}.png")
-            if grid:
-                shown.append(image)
-        if grid:
-            pictures.grid(shown).save(grid)
+    with workers.together() as team:
+        team.agree(True)  # all have looked at the folders before one fills them
+        placed(loaded, team.device(place))
+        if grid or out:
+            images = _make(loaded, team, n, seed, out, grid is not None, batch_size, options)
+        if not team.main:
+            return
+    if grid:
+        pictures.grid(images).save(grid)
     if gif:
         from tqdm import tqdm
 
@@ -86,6 +90,34 @@ def sample(
         pictures.animation(gif, pictures.evenly(bar, loaded.process.K, GIF_FRAMES))
     for path in filter(None, (grid, out, gif)):
         print(path)
+
+
+def _make(
+    model: Model,
+    team: Workers,
+    n: int,
+    seed: int,
+    out: Path | None,
+    together: bool,
+    batch_size: int | None,
+    options: dict[str, Any],
+) -> Tensor:
+    """Write the images of this process to `out`; if wanted `together`, give back those of all processes."""
+    import torch
+
+    from ihdm import pictures
+
+    share = team.share(n)
+    common = {"first": share.start, "batch_size": batch_size, "progress": team.main}
+    kept = [torch.empty(0, *model.config.shape, dtype=torch.uint8)]
+    number = share.start
+    for batch in model.sample_batches(len(share), seed, **common, **options):
+        for image in batch if out else ():
+            pictures.plain(image).save(out / f"{number:06d}.png")  # type: ignore[operator]
+            number += 1
+        if together:
+            kept.append(batch)
+    return team.join(torch.cat(kept))
 
 
 def _check_outputs(grid: Path | None, gif: Path | None, out: Path | None) -> None:

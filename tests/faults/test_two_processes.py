@@ -76,7 +76,7 @@ def test_a_dead_worker_ends_the_job_instead_of_a_hang(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the processes")
 def test_torchruns_restart_goes_on_from_the_checkpoint(tmp_path):
     settings = ("trainer.steps=400", "trainer.checkpoint_every=10", "trainer.sample_every=100000")
-    launcher = start(tmp_path / "run", 2, *settings, options=("--max-restarts", "1"))
+    launcher = start(tmp_path / "run", 2, *settings, options=("--max-restarts", "3"))
     kill_one_worker(launcher, tmp_path / "run")
     out = finished(launcher)
     assert "going on from step" in out and "done" in out
