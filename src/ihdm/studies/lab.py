@@ -139,7 +139,8 @@ class Lab:
 
     def write(self, name: str, title: str, findings: Findings) -> None:
         """NAME.json and NAME.md beside the picture."""
-        subject = self.model_name or self.preset
+        given = Path(self.model_name or "")
+        subject = (given.parent.name if given.name == "model" else given.name) or self.preset
         machine = torch.cuda.get_device_name() if self.device.type == "cuda" else f"CPU ({platform.machine()})"
         made = {"study": name, "model": subject, "data": self.images.name, "quick": self.quick, "seed": self.seed}
         made |= {"machine": machine, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
