@@ -17,8 +17,9 @@ from ihdm import model as model_module
 from ihdm.config import TrainerConfig
 from ihdm.errors import IhdmError, UsageError
 from ihdm.model import Model
+from ihdm.optimisation import averaging, averaging_weight, learning_rate
 from ihdm.run import locked
-from ihdm.trainer import Trainer, averaging, averaging_weight, learning_rate
+from ihdm.trainer import Trainer
 
 
 def train(config, images, run) -> Trainer:

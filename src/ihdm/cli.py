@@ -45,7 +45,7 @@ def main(words: list[str] | None = None) -> None:
         elif words[0] not in VERBS:
             raise unknown("command", words[0], VERBS)
         else:
-            tyro.cli(VERBS[words[0]], prog=f"ihdm {words[0]}", args=words[1:])
+            tyro.cli(VERBS[words[0]], prog=f"ihdm {words[0]}", args=words[1:], config=(tyro.conf.FlagCreatePairsOff,))
     except IhdmError as error:
         print(f"ihdm: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,11 +19,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from ihdm import checkpoint, memory, pictures
-from ihdm.config import Config, TrainerConfig, config_from_toml, config_to_toml, read_text
+from ihdm.config import Config, config_from_toml, config_to_toml, read_text
 from ihdm.data import ImageSet, unit_batches
 from ihdm.data.batches import Batches, mirrored
 from ihdm.engine import Recorded, choose_device, choose_precision, compile_ahead, inference, lowered, placed, recorded
@@ -33,9 +31,11 @@ from ihdm.errors import IhdmError, UsageError
 from ihdm.model import Model, build_network
 from ihdm.model_folder import ModelConfig
 from ihdm.noise import mix_seed
+from ihdm.optimisation import averaging, averaging_weight, learning_rate
 from ihdm.pixels import to_unit
 from ihdm.processes.levels import draw
 from ihdm.run import Log, check_run, locked
+from ihdm.stopping import stop_requests
 from ihdm.writer import Writer
 
 STEP_STREAM, INIT_STREAM, HELD_OUT_STREAM, DROPOUT_STREAM = 2, 3, 4, 7  # keep uses of one seed apart; see data.batches
@@ -360,49 +360,6 @@ def _room_advice(run: Path) -> Iterator[None]:
             f"{run} could not be written to ({error}); what was saved before is intact. Make room, and the same "
             f"command goes on from there"
         ) from error
-
-
-def learning_rate(settings: TrainerConfig, step: int) -> float:
-    """Linear warm-up (App. B.1), and a linear fall to zero where `decay` asks for one."""
-    rise = min(1.0, (step + 1) / max(settings.warmup, 1))
-    fall = min(1.0, (settings.steps - step) / max(settings.decay * settings.steps, 1))
-    return settings.lr * rise * fall
-
-
-def averaging_weight(settings: TrainerConfig, step: int) -> float:
-    """The weight of the new in the moving average: 1 - min(decay, (1 + step) / (10 + step)), at first all of it."""
-    return 1 - min(settings.ema, (1 + step) / (10 + step)) if step else 1.0
-
-
-def averaging(average: nn.Module, network: nn.Module) -> torch.optim.Optimizer:
-    """An optimiser that moves `average` towards `network` by the share that is its learning rate.
-
-    average += weight (network - average) is a gradient step on |average - network|^2 / 2, and as such PyTorch
-    has it in one pass over all weights, with a weight that may lie on the GPU.
-    """
-    for averaged, current in zip(average.parameters(), network.parameters()):
-        averaged.grad = current.detach()
-    return torch.optim.SGD(average.parameters(), lr=1.0, weight_decay=1.0, maximize=True, fused=True)
-
-
-@contextlib.contextmanager
-def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C or SIGTERM has asked to stop; a second Ctrl-C stops at once."""
-    received: list[int] = []
-
-    def receive(number: int, frame: Any) -> None:
-        if received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    in_main_thread = threading.current_thread() is threading.main_thread()  # Python allows handlers only there
-    numbers = (signal.SIGINT, signal.SIGTERM) if in_main_thread else ()
-    before = {number: signal.signal(number, receive) for number in numbers}
-    try:
-        yield lambda: bool(received)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _resident(images: Tensor, device: torch.device) -> Tensor:

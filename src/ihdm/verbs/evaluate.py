@@ -23,13 +23,13 @@ def evaluate(
     split: Literal["train", "test"] = "train",
     convention: Literal["clean", "legacy"] = "clean",
     seed: int = 0,
-    delta_ratio: Annotated[float | None, arg(metavar="RATIO")] = None,
-    inception: Annotated[Path | None, arg(metavar="FILE")] = None,
+    delta_ratio: Annotated[float | None, arg(metavar="RATIO", help_behavior_hint="")] = None,
+    inception: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     allow_few: bool = False,
     resize: bool = False,
-    json: Annotated[Path | None, arg(metavar="FILE")] = None,
-    figures: Annotated[Path | None, arg(metavar="FOLDER")] = None,
-    batch_size: int | None = None,
+    json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
+    figures: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
+    batch_size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
     device: Device = "auto",
     precision: Precision = "auto",
     compile: bool = True,
@@ -53,7 +53,7 @@ def evaluate(
         batch_size: images computed at a time; default: as many as are computed fast and fit into memory
         device: where to compute; auto: the GPU if there is one
         precision: of the network that makes the samples; auto: bf16 where it is faster
-        compile: on a GPU, compiled kernels and recorded steps, which start some seconds later and are faster
+        compile: no compiled kernels and recorded steps on a GPU: it starts some seconds sooner, then is slower
     """
     if batch_size is not None and batch_size < 1:
         raise UsageError("--batch-size must be at least 1")

@@ -15,7 +15,7 @@ from ihdm.verbs.words import Settings, with_data
 def info(
     name: Annotated[Positional[str], arg(metavar="MODEL_OR_PRESET")],
     /,
-    data: Annotated[str | None, arg(metavar="SOURCE")] = None,
+    data: Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="")] = None,
     settings: Settings = (),
 ) -> None:
     """Say what a model folder or a preset is.

@@ -17,15 +17,15 @@ def likelihood(
     model: ModelName,
     /,
     data: Source,
-    delta_ratio: Annotated[tuple[float, ...], arg(metavar="RATIO ...")] = (),
-    levels: Annotated[int | None, arg(metavar="COUNT")] = None,
+    delta_ratio: Annotated[tuple[float, ...], arg(metavar="RATIO ...", help_behavior_hint="")] = (),
+    levels: Annotated[int | None, arg(metavar="COUNT", help_behavior_hint="")] = None,
     split: Literal["test", "train"] = "test",
-    n: int | None = None,
+    n: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
     seed: int = 0,
     resize: bool = False,
-    json: Annotated[Path | None, arg(metavar="FILE")] = None,
-    figures: Annotated[Path | None, arg(metavar="FOLDER")] = None,
-    batch_size: int | None = None,
+    json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
+    figures: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
+    batch_size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
     device: Device = "auto",
     precision: Precision = "auto",
     compile: bool = True,
@@ -46,7 +46,7 @@ def likelihood(
         batch_size: images computed at a time; default: as many as are computed fast and fit into memory
         device: where to compute; auto: the GPU if there is one
         precision: of the network; auto: bf16 where it is faster
-        compile: on a GPU, compiled kernels and recorded steps, which start some seconds later and are faster
+        compile: no compiled kernels and recorded steps on a GPU: it starts some seconds sooner, then is slower
     """
     if (n is not None and n < 1) or (batch_size is not None and batch_size < 1) or (levels is not None and levels < 2):
         raise UsageError("--n and --batch-size must be at least 1, --levels at least 2 (level 1 and another)")

@@ -26,13 +26,13 @@ def sample(
     /,
     n: int = 64,
     seed: int = 0,
-    delta_ratio: Annotated[float | None, arg(metavar="RATIO")] = None,
-    grid: Annotated[Path | None, arg(metavar="PNG")] = None,
-    gif: Annotated[Path | None, arg(metavar="GIF")] = None,
-    out: Annotated[Path | None, arg(metavar="FOLDER")] = None,
+    delta_ratio: Annotated[float | None, arg(metavar="RATIO", help_behavior_hint="")] = None,
+    grid: Annotated[Path | None, arg(metavar="PNG", help_behavior_hint="")] = None,
+    gif: Annotated[Path | None, arg(metavar="GIF", help_behavior_hint="")] = None,
+    out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
     same_start: bool = False,
     same_noise: bool = False,
-    batch_size: int | None = None,
+    batch_size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
     device: Device = "auto",
     precision: Precision = "auto",
     compile: bool = True,
@@ -52,7 +52,7 @@ def sample(
         batch_size: images computed at a time; default: as many as are computed fast and fit into memory
         device: where to compute; auto: the GPU if there is one
         precision: of the network; auto: bf16 where it is faster
-        compile: on a GPU, compiled kernels and recorded steps, which start some seconds later and are faster
+        compile: no compiled kernels and recorded steps on a GPU: it starts some seconds sooner, then is slower
     """
     if n < 1 or (batch_size is not None and batch_size < 1):
         raise UsageError("--n and --batch-size must be at least 1")

@@ -15,16 +15,16 @@ from ihdm.verbs.words import Settings, check_folder
 
 
 def study(
-    name: Annotated[Positional[str | None], arg(metavar="NAME")] = None,
+    name: Annotated[Positional[str | None], arg(metavar="NAME", help_behavior_hint="")] = None,
     /,
     list: bool = False,
-    model: Annotated[str | None, arg(metavar="MODEL")] = None,
-    data: Annotated[str | None, arg(metavar="SOURCE")] = None,
-    preset: Annotated[str | None, arg(metavar="PRESET")] = None,
+    model: Annotated[str | None, arg(metavar="MODEL", help_behavior_hint="")] = None,
+    data: Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="")] = None,
+    preset: Annotated[str | None, arg(metavar="PRESET", help_behavior_hint="")] = None,
     quick: bool = False,
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("studies"),
     seed: int = 0,
-    inception: Annotated[Path | None, arg(metavar="FILE")] = None,
+    inception: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     device: Device = "auto",
     settings: Settings = (),
 ) -> None:

@@ -18,8 +18,8 @@ from ihdm.verbs.words import Settings, with_data
 def train(
     preset: Annotated[Positional[str], arg(metavar="PRESET")],
     /,
-    data: Annotated[str | None, arg(metavar="SOURCE")] = None,
-    run: Annotated[Path | None, arg(metavar="FOLDER")] = None,
+    data: Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="")] = None,
+    run: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
     settings: Settings = (),
 ) -> None:
     """Train a model. The same command again goes on from the last checkpoint.
