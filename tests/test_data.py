@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import tarfile
 import zipfile
 from dataclasses import replace
 from io import BytesIO
@@ -10,10 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
+from ihdm import data as data_module
 from ihdm.config import DataConfig
 from ihdm.data import evenly_spaced, image_shape, load_images
 from ihdm.data.batches import Batches, mirrored
 from ihdm.data.images import fit
+from ihdm.data.lazy import LazyImages
 from ihdm.errors import IhdmError, UsageError
 
 
@@ -338,3 +341,58 @@ def test_broken_images_stop_the_reading_or_are_left_out_by_name(tmp_path, capsys
         path.write_bytes(b"")
     with pytest.raises(IhdmError, match="none of 12 images can be read"):
         load_images(replace(config, on_error="skip"))
+
+
+def test_images_outside_of_the_memory_are_those_inside(folder, monkeypatch):
+    config = DataConfig(source=str(folder), holdout=0)
+    inside = load_images(config, lazy=True)
+    assert isinstance(inside.train, torch.Tensor)  # they are few
+    outside = load_images(replace(config, memory="no"), lazy=True)
+    assert isinstance(outside.train, LazyImages) and outside.shape == inside.shape
+    assert outside.fingerprint() == inside.fingerprint()
+    assert torch.cat(list(outside.train.split(2))).equal(inside.train) and outside.train[1:3].equal(inside.train[1:3])
+    lazily, plain = (Batches(some.train, 3, 5, torch.device("cpu")) for some in (outside, inside))
+    for step in (0, 1, 2, 7, 3):
+        assert lazily.at(step).equal(plain.at(step))
+        assert lazily.at(step, 1, 2).equal(plain.at(step, 1, 2))
+    monkeypatch.setattr(data_module, "host_bytes", lambda: 100)
+    assert isinstance(load_images(config, lazy=True).train, LazyImages)
+    assert isinstance(load_images(config).train, torch.Tensor)  # only training can do without
+
+
+def test_a_broken_image_outside_of_the_memory(tmp_path, capsys):
+    for i in range(6):
+        Image.new("L", (4, 5), 10 * i).save(tmp_path / f"{i}.png")
+    (tmp_path / "3.png").write_bytes(b"")
+    config = DataConfig(source=str(tmp_path), holdout=0, memory="no")
+    with pytest.raises(IhdmError, match=r"3\.png"):
+        load_images(config, lazy=True).train[torch.tensor([2, 3])]
+    images = load_images(replace(config, on_error="skip"), lazy=True).train
+    for _ in range(2):
+        assert images[torch.tensor([2, 3])][:, 0, 0, 0].tolist() == [20, 40]
+    assert capsys.readouterr().err.count("warning") == 1
+
+
+def write_tar(path, numbers):
+    with tarfile.open(path, "w") as archive:
+        for i in numbers:
+            content = BytesIO()
+            Image.new("L", (4, 5), i).save(content, "PNG")
+            for name, data in ((f"{i:03d}.png", content.getvalue()), (f"{i:03d}.json", b"{}")):
+                entry = tarfile.TarInfo(name)
+                entry.size = len(data)
+                archive.addfile(entry, BytesIO(data))
+
+
+@pytest.mark.parametrize("memory", ["yes", "no"])
+def test_archives_as_webdataset_has_them(tmp_path, memory):
+    for name, numbers in (("train-000.tar", range(3)), ("train-001.tar", range(3, 6)), ("val-000.tar", range(6, 8))):
+        write_tar(tmp_path / name, numbers)
+    images = load_images(DataConfig(source=str(tmp_path), memory=memory), lazy=True)
+    assert images.train[:6][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert images.held_out[:, 0, 0, 0].tolist() == [6, 7]
+    one = load_images(DataConfig(source=str(tmp_path / "train-001.tar"), holdout=0))
+    assert one.train[:, 0, 0, 0].tolist() == [3, 4, 5]
+    (tmp_path / "val-000.tar").write_bytes(b"no archive")
+    with pytest.raises(IhdmError, match=r"val-000\.tar"):
+        load_images(DataConfig(source=str(tmp_path)))

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import struct
+import tarfile
 import warnings
 import zipfile
 import zlib
@@ -66,6 +67,15 @@ def npz() -> bytes:
     return file.getvalue()
 
 
+def tar() -> bytes:
+    file = BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        entry = tarfile.TarInfo("../a.png")
+        entry.size = len(picture())
+        archive.addfile(entry, BytesIO(picture()))
+    return file.getvalue()
+
+
 VALID = {
     "one.png": picture(),
     "one.jpg": picture(".jpg"),
@@ -73,6 +83,7 @@ VALID = {
     "one.tif": picture(".tif"),
     "many.zip": archive({"train/a.png": picture(), "test/b.png": picture()}),
     "many.npz": npz(),
+    "many.tar": tar(),
     "train-images-idx3-ubyte": struct.pack(">4i", 0x803, 3, 4, 5) + bytes(60),
     "t-idx3-ubyte.gz": gzip.compress(struct.pack(">4i", 0x803, 3, 4, 5) + bytes(60)),
 }

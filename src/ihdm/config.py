@@ -80,12 +80,15 @@ class NetworkConfig:
 class DataConfig:
     """The images."""
 
-    source: str = setting("", "a named set, folder, zip, idx, npy or npz file, or hf:NAME for a set on the hub")
+    source: str = setting("", "a named set, folder, zip, tar, idx, npy or npz file, or hf:NAME for a set on the hub")
     size: tuple[int, int] | None = setting(
         None, "32 or 27x41 (height x width); auto: as the images are", least=1, most=65_536
     )
     channels: int | None = setting(None, "1 grey, 3 colour, 4 with alpha; auto: as the images are", least=1, most=1024)
     flip: bool = setting(False, "mirror half of the training images left to right")
+    memory: Literal["auto", "yes", "no"] = setting(
+        "auto", "hold all images in memory, or decode them when needed; auto: hold them if they take less than half"
+    )
     on_error: Literal["stop", "skip"] = setting("stop", "what to do about images that cannot be read")
     holdout: float = setting(0.05, "share of images set aside where the source has no test split", least=0, most=0.9)
 

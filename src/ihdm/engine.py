@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -36,6 +37,11 @@ def choose_device(name: Device = "auto") -> torch.device:
 def exact_device(device: torch.device) -> torch.device:
     """Where to compute in float64: there, unless it is a device that cannot."""
     return torch.device("cpu") if device.type == "mps" else device
+
+
+def host_bytes() -> int:
+    """All the memory of this machine, its GPUs aside."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else sys.maxsize
 
 
 def keep_freed_memory() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import sys
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ihdm.engine import lowered
+from ihdm.engine import host_bytes, lowered
 from ihdm.errors import IhdmError
 
 SHARE = 0.85  # of the free memory that a batch may take: counting is not exact, and allocators lose some
@@ -64,7 +62,7 @@ def all_bytes(device: torch.device) -> int:
     """All the memory there is."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else sys.maxsize
+    return host_bytes()
 
 
 @contextlib.contextmanager

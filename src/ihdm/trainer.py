@@ -364,6 +364,8 @@ def _room_advice(run: Path) -> Iterator[None]:
 
 def _resident(images: Tensor, device: torch.device) -> Tensor:
     """The images on the device if they leave most of its memory free, else where they are."""
+    if not isinstance(images, Tensor):
+        return images
     if device.type == "cuda" and images.nbytes > 0.4 * torch.cuda.mem_get_info(device)[0]:
         return images
     return images.to(device)

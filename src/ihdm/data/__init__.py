@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +12,23 @@ import torch
 from torch import Tensor
 
 from ihdm.config import DataConfig
-from ihdm.data.images import Pictures, Subset, decode, picture_shape
+from ihdm.data.images import Decoder, Pictures, Subset, decode, from_the_first_that_reads, picture_shape
+from ihdm.data.lazy import LazyImages
 from ihdm.data.sources import Splits, open_source
+from ihdm.engine import host_bytes
 from ihdm.errors import IhdmError, UsageError
 from ihdm.pixels import to_unit
 
 HELD_OUT_MOST = 2048  # images that the held-out loss looks at
+MEMORY_SHARE = 0.5  # of all memory that images may take
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images to learn from and images to check on, uint8, (N, C, H, W) each; `held_out` may be empty."""
+    """Images to learn from and images to check on, uint8, (N, C, H, W) each; `held_out` may be empty.
+
+    Of a set that is larger than the memory, `train` is a `LazyImages`, which can be asked the same.
+    """
 
     name: str
     train: Tensor
@@ -40,18 +47,34 @@ class ImageSet:
         return digest.hexdigest()
 
 
-def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST) -> ImageSet:
-    """Read a source; without a test split, set a share of the images aside. None: hold out all that there are."""
+def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, lazy: bool = False) -> ImageSet:
+    """Read a source; without a test split, set a share of the images aside. None: hold out all that there are.
+
+    lazy: leave training images where they are, as data.memory says, to be decoded when they are needed.
+    """
     splits = _opened(config.source)
     train, held_out = _split(splits["train"], splits.get("test"), config.holdout)
     skip = config.on_error == "skip"
-    images = decode(train, config.size, config.channels, skip)
+    images: Tensor | LazyImages
+    if lazy and _stays_outside(config, train):
+        decoder = Decoder(from_the_first_that_reads(train) if skip else train, config.size, config.channels)
+        images = LazyImages(decoder, skip)
+    else:
+        images = decode(train, config.size, config.channels, skip)
     _, channels, height, width = images.shape
     held_out = Subset(held_out, evenly_spaced(len(held_out), held_out_most or len(held_out)).tolist())
     held_out_images = decode(held_out, (height, width), channels, skip) if len(held_out) else images[:0]
     path = Path(config.source)
     name = path.name if path.is_absolute() else config.source  # it goes into models, where a path would tell too much
-    return ImageSet(name, images, held_out_images)
+    return ImageSet(name, images, held_out_images)  # type: ignore[arg-type]
+
+
+def _stays_outside(config: DataConfig, train: Pictures) -> bool:
+    """Whether images are too many for the memory, or are wanted outside of it."""
+    if config.memory != "auto":
+        return config.memory == "no"
+    size = len(train) * math.prod(picture_shape(train, config.size, config.channels))
+    return size > MEMORY_SHARE * host_bytes()
 
 
 def image_shape(config: DataConfig, split: str = "train") -> tuple[int, int, int]:

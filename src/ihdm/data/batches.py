@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from ihdm.noise import mix_seed
 
+AHEAD = 3  # steps whose images are decoded in advance, if they are not in memory
 SHUFFLE_STREAM = 1  # keeps the order of images apart from other uses of the same seed
 
 
@@ -22,10 +24,25 @@ class Batches:
     def __init__(self, images: Tensor, batch_size: int, seed: int, device: torch.device):
         self.images, self.batch_size, self.seed, self.device = images, batch_size, seed, device
         self._order = lru_cache(maxsize=2)(self._shuffled)
+        self._thread = ThreadPoolExecutor(1)
+        self._ahead: dict[tuple[int, int, int], Future[Tensor]] = {}
 
     def at(self, step: int, rank: int = 0, ranks: int = 1) -> Tensor:
         """The images of a step."""
-        return self.images[self.numbers(step)[rank::ranks]].to(self.device, non_blocking=True)
+        taken = self._taken(step, rank, ranks) if isinstance(self.images, Tensor) else self._fetched(step, rank, ranks)
+        return taken.to(self.device, non_blocking=True)
+
+    def _taken(self, step: int, rank: int, ranks: int) -> Tensor:
+        return self.images[self.numbers(step)[rank::ranks]]
+
+    def _fetched(self, *place: int) -> Tensor:
+        """Images that have to be decoded, which is done for the next steps while this one is computed."""
+        for step in range(place[0], place[0] + 1 + AHEAD):
+            key = (step, *place[1:])
+            if key not in self._ahead:
+                self._ahead[key] = self._thread.submit(self._taken, *key)  # type: ignore[index]
+        self._ahead = {key: future for key, future in self._ahead.items() if key[0] >= place[0]}
+        return self._ahead[place].result()  # type: ignore[index]
 
     def numbers(self, step: int) -> Tensor:
         """Which images make up the batch of a step."""

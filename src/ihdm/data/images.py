@@ -70,6 +70,26 @@ class ZipMembers:
         return Image.open(BytesIO(self.archive.read(self.members[i])))
 
 
+class TarMembers:
+    """Image files inside tar archives that are not compressed: (archive, name, place, size) each."""
+
+    def __init__(self, members: Sequence[tuple[Path, str, int, int]]):
+        self.members = members
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def name(self, i: int) -> str:
+        path, name, _, _ = self.members[i]
+        return f"{path}/{name}"
+
+    def read(self, i: int) -> Image.Image:
+        path, _, place, size = self.members[i]
+        with path.open("rb") as file:
+            file.seek(place)
+            return Image.open(BytesIO(file.read(size)))
+
+
 class Stack:
     """Images that already are one array (N, H, W, C) of uint8."""
 
@@ -118,38 +138,53 @@ class Subset:
         return self.pictures.read(self.numbers[i])
 
 
-def decode(pictures: Pictures, size: tuple[int, int] | None, channels: int | None, skip: bool = False) -> Tensor:
-    """All pictures as one uint8 tensor (N, C, H, W), resized and converted where asked.
+class Decoder:
+    """One picture after another as uint8 (C, H, W), resized and converted where asked.
 
     Without a size all must have the first one's; without channels, grey or colour is as in the first one, and no
     colour is dropped silently. What is transparent becomes white, unless alpha is asked for.
+    """
+
+    def __init__(self, pictures: Pictures, size: tuple[int, int] | None, channels: int | None):
+        self.pictures, self.size, self.channels = pictures, size, channels
+        self.shape = picture_shape(pictures, size, channels)
+
+    def __call__(self, i: int) -> Array:
+        picture, name = _read(self.pictures, i), self.pictures.name(i)
+        if self.size is None and _size(picture) != self.shape[1:]:
+            raise UsageError(
+                f"the images differ in size: {self.pictures.name(0)} is {_text(self.shape[1:])} and {name} is "
+                f"{_text(_size(picture))} (height x width); give the size to bring them to, such as --set data.size=64"
+            )
+        if self.channels is None and _channels(picture) > self.shape[0]:
+            raise UsageError(
+                f"{self.pictures.name(0)} is grey and {name} is in colour; say what to make of them all, "
+                f"--set data.channels=3 (colour) or 1 (grey)"
+            )
+        return _array(picture, self.size, self.shape[0], name).transpose(2, 0, 1)
+
+
+class Unreadable(IhdmError):
+    """A picture that is damaged, or none at all."""
+
+
+def decode(pictures: Pictures, size: tuple[int, int] | None, channels: int | None, skip: bool = False) -> Tensor:
+    """All pictures as one uint8 tensor (N, C, H, W), as `Decoder` makes them.
+
     skip: leave out pictures that cannot be read, with a warning that names them, instead of stopping at the first.
     """
-    given, broken = channels, {}
-    if skip:
-        pictures = _from_the_first_that_reads(pictures)
-    channels, height, width = picture_shape(pictures, size, channels)
-    out = np.empty((len(pictures), channels, height, width), np.uint8)
+    broken: dict[int, str] = {}
+    decoder = Decoder(from_the_first_that_reads(pictures) if skip else pictures, size, channels)
+    pictures = decoder.pictures
+    out = np.empty((len(pictures), *decoder.shape), np.uint8)
 
     def fill(i: int) -> None:
         try:
-            picture = _read(pictures, i)
-        except IhdmError as error:
+            out[i] = decoder(i)
+        except Unreadable as error:
             if not skip:
                 raise
             broken[i] = str(error)
-            return
-        if size is None and _size(picture) != out.shape[2:]:
-            raise UsageError(
-                f"the images differ in size: {pictures.name(0)} is {_text(out.shape[2:])} and {pictures.name(i)} is "
-                f"{_text(_size(picture))} (height x width); give the size to bring them to, such as --set data.size=64"
-            )
-        if given is None and _channels(picture) > channels:
-            raise UsageError(
-                f"{pictures.name(0)} is grey and {pictures.name(i)} is in colour; say what to make of them all, "
-                f"--set data.channels=3 (colour) or 1 (grey)"
-            )
-        out[i] = _array(picture, size, channels, pictures.name(i)).transpose(2, 0, 1)
 
     with (
         ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads,
@@ -164,13 +199,13 @@ def decode(pictures: Pictures, size: tuple[int, int] | None, channels: int | Non
     return torch.from_numpy(out)
 
 
-def _from_the_first_that_reads(pictures: Pictures) -> Pictures:
+def from_the_first_that_reads(pictures: Pictures) -> Pictures:
     """The pictures without those before the first that can be read, which tells the shape of all."""
     broken: dict[int, str] = {}
     for i in range(len(pictures)):
         try:
             _read(pictures, i)
-        except IhdmError as error:
+        except Unreadable as error:
             broken[i] = str(error)
         else:
             if broken:
@@ -220,7 +255,7 @@ def _read(pictures: Pictures, i: int) -> Image.Image | Array:
             picture = ImageOps.exif_transpose(picture)
         return picture
     except Exception as error:  # decoders and archives raise many kinds; each is an unreadable image
-        raise IhdmError(f"{pictures.name(i)} is not an image that can be read ({error})") from error
+        raise Unreadable(f"{pictures.name(i)} is not an image that can be read ({error})") from error
 
 
 def _array(picture: Image.Image | Array, size: tuple[int, int] | None, channels: int, name: str) -> Array:

@@ -1,21 +1,23 @@
-"""From the word a user types to pictures: named sets, folders, zips, idx and npy/npz files, the hub."""
+"""From the word a user types to pictures: named sets, folders, zips, tars, idx and npy/npz files, the hub."""
 
 from __future__ import annotations
 
 import gzip
 import math
 import os
+import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
-from ihdm.data.images import SUFFIXES, Array, Files, Pictures, Rows, Stack, ZipMembers
+from ihdm.data.images import SUFFIXES, Array, Files, Pictures, Rows, Stack, TarMembers, ZipMembers
 from ihdm.errors import IhdmError, UsageError, unknown
 
 Splits = Mapping[str, Pictures]  # "train", and "test" where there is one
@@ -95,11 +97,13 @@ def _path(path: Path) -> Splits:
         return _zip(path)
     if path.suffix.lower() in (".npy", ".npz"):
         return _numpy(path)
+    if path.suffix.lower() == ".tar":
+        return {"train": _tars([path])}
     if "idx3-ubyte" in path.name:
         return {"train": _idx(path)}
     if path.suffix.lower() in SUFFIXES:
         return {"train": Files([path])}
-    raise IhdmError(f"{path} is not an image, a zip, an idx3-ubyte, npy or npz file, nor a folder of images")
+    raise IhdmError(f"{path} is not an image, a zip, tar, idx3-ubyte, npy or npz file, nor a folder of images")
 
 
 def _folder(path: Path) -> Splits:
@@ -109,6 +113,12 @@ def _folder(path: Path) -> Splits:
         raise IhdmError(f"{path} holds several sets ({', '.join(str(file) for _, file in idx)}); name one of them")
     if idx:
         return {split: _idx(file) for split, file in idx}
+    tars: dict[str, list[Path]] = {}
+    for file in files:
+        if file.suffix.lower() == ".tar":
+            tars.setdefault(_split_word(file.stem.split("-")[0]), []).append(file)
+    if tars:
+        return {split: _tars(paths) for split, paths in tars.items()}
     groups = _grouped((file.relative_to(path) for file in files), path)
     return {split: Files([path / name for name in names]) for split, names in groups.items()}
 
@@ -120,6 +130,23 @@ def _zip(path: Path) -> Splits:
         raise IhdmError(f"{path} cannot be read as a zip archive ({error})") from error
     groups = _grouped((PurePath(name) for name in sorted(archive.namelist())), path)
     return {split: ZipMembers(path, archive, [n.as_posix() for n in names]) for split, names in groups.items()}
+
+
+def _tars(paths: Sequence[Path]) -> TarMembers:
+    """Archives as WebDataset has them, one after the other; only where each image lies in them is read."""
+    members = []
+    for path in tqdm(paths, desc="looking into archives", unit="archive", delay=2, leave=False):
+        try:
+            with tarfile.open(path, "r:") as archive:
+                entries = [
+                    entry for entry in archive if entry.isreg() and PurePath(entry.name).suffix.lower() in SUFFIXES
+                ]
+        except Exception as error:  # damaged archives make tarfile raise many kinds
+            raise IhdmError(f"{path} cannot be read as a tar archive that is not compressed ({error})") from error
+        members += [(path, entry.name, entry.offset_data, entry.size) for entry in entries]
+    if not members:
+        raise IhdmError(f"{paths[0]} holds no images; images end in {', '.join(sorted(SUFFIXES))}")
+    return TarMembers(members)
 
 
 def _grouped(names: Iterable[PurePath], origin: Path) -> dict[str, list[PurePath]]:

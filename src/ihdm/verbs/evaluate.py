@@ -38,7 +38,7 @@ def evaluate(
 
     Args:
         model: a model folder, a run folder, or owner/name on the hub
-        data: a named set, a folder, zip, idx, npy or npz file of images, or hf:NAME: those that it was trained on
+        data: a named set, a folder, zip, tar, idx, npy or npz file of images, or hf:NAME: those that it was trained on
         n: how many samples to make
         metrics: any of fid, kid, neighbours, spectrum
         split: images to compare with; neighbours are always looked for among those of training

@@ -34,7 +34,7 @@ def likelihood(
 
     Args:
         model: a model folder, a run folder, or owner/name on the hub
-        data: a named set, a folder, zip, idx, npy or npz file of images, or hf:NAME
+        data: a named set, a folder, zip, tar, idx, npy or npz file of images, or hf:NAME
         delta_ratio: sampling noise in units of sigma; several cost no more than one; default: the model's
         levels: levels to evaluate the network at for each image, drawn by chance, level 1 always; default: all
         split: images to explain: held out from training, or those trained on

@@ -26,7 +26,7 @@ def train(
 
     Args:
         preset: a preset's name (see `ihdm --help`), or a TOML file of the same form
-        data: a named set, a folder, zip, idx, npy or npz file of images, or hf:NAME; default: the preset's
+        data: a named set, a folder, zip, tar, idx, npy or npz file of images, or hf:NAME; default: the preset's
         run: the folder for checkpoints, log, sample pictures and the model; default: runs/PRESET
     """
     config = with_data(load_config(preset, itertools.chain(*settings)), data)
@@ -40,7 +40,7 @@ def train(
 
     keep_freed_memory()
     check_run(run, config)
-    images = load_images(config.data)
+    images = load_images(config.data, lazy=True)
     trainer = Trainer(config, images, run)
     parameters = sum(p.numel() for p in trainer.model.network.parameters())
     trainer.say(

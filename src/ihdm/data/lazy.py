@@ -1,0 +1,58 @@
+"""Images that stay where they are until they are needed: for sets larger than the memory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ihdm.data.images import Decoder, Unreadable
+
+
+class LazyImages:
+    """What can be asked of a uint8 tensor (N, C, H, W) by number, slice or in batches, decoded anew each time.
+
+    skip: a picture that cannot be read is named once, and the next one that can takes its place.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, decoder: Decoder, skip: bool = False):
+        self.decoder, self.skip = decoder, skip
+        self.shape = torch.Size((len(decoder.pictures), *decoder.shape))
+        self._threads = ThreadPoolExecutor(os.cpu_count() or 1)
+        self._named: set[int] = set()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """If all were in memory."""
+        return self.shape.numel()
+
+    def __getitem__(self, which: Tensor | slice) -> Tensor:
+        numbers = range(len(self))[which] if isinstance(which, slice) else which.tolist()
+        found = list(self._threads.map(self._image, numbers))
+        return torch.from_numpy(np.stack(found)) if found else torch.empty(0, *self.shape[1:], dtype=torch.uint8)
+
+    def split(self, size: int) -> Iterator[Tensor]:
+        return (self[first : first + size] for first in range(0, len(self), size))
+
+    def _image(self, i: int) -> np.ndarray:
+        for step in range(len(self)):
+            number = (i + step) % len(self)
+            try:
+                return self.decoder(number)
+            except Unreadable as error:
+                if not self.skip:
+                    raise
+                if number not in self._named:
+                    self._named.add(number)
+                    print(f"warning: {error}; another takes its place ({len(self._named)} so far)", file=sys.stderr)
+        raise Unreadable(f"none of {len(self):,} images can be read")
