@@ -22,6 +22,7 @@ from ihdm.errors import IhdmError, UsageError
 Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+SMALL, MOST_THREADS = 96 * 96, 16  # pixels of an image; threads that decode larger ones (benchmarks/data.py)
 NAMED_MOST = 5  # broken images that a warning names
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 GREY_MODES = {"1", "L", "LA", "F"}  # and the integer modes, whose names begin with I
@@ -149,6 +150,12 @@ class Decoder:
         self.pictures, self.size, self.channels = pictures, size, channels
         self.shape = picture_shape(pictures, size, channels)
 
+    @property
+    def threads(self) -> int:
+        """How many are fastest: of small images most of the work is Python's, which goes on in one thread at a time."""
+        small = self.shape[1] * self.shape[2] <= SMALL
+        return 1 if small else min(MOST_THREADS, os.cpu_count() or 1)
+
     def __call__(self, i: int) -> Array:
         picture, name = _read(self.pictures, i), self.pictures.name(i)
         if self.size is None and _size(picture) != self.shape[1:]:
@@ -187,7 +194,7 @@ def decode(pictures: Pictures, size: tuple[int, int] | None, channels: int | Non
             broken[i] = str(error)
 
     with (
-        ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads,
+        ThreadPoolExecutor(decoder.threads) as threads,
         tqdm(total=len(pictures), desc="reading images", unit="image", delay=2, leave=False) as bar,
     ):
         for start in range(0, len(pictures), 1024):

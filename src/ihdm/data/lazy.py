@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ class LazyImages:
     def __init__(self, decoder: Decoder, skip: bool = False):
         self.decoder, self.skip = decoder, skip
         self.shape = torch.Size((len(decoder.pictures), *decoder.shape))
-        self._threads = ThreadPoolExecutor(os.cpu_count() or 1)
+        self._threads = ThreadPoolExecutor(decoder.threads)
         self._named: set[int] = set()
 
     def __len__(self) -> int:
