@@ -116,6 +116,16 @@ def poison(trainer: Trainer, bad: Callable[[int], bool]) -> None:
     trainer.network = lambda u, k: network(u, k) * (float("nan") if bad(trainer.step) else 1)
 
 
+def test_another_number_of_processes_is_announced(tiny_config, tiny_images, tmp_path, capsys):
+    run = train(tiny_config, tiny_images, tmp_path / "run").run
+    path = checkpoint.saved(run / "checkpoints")[-1] / "manifest.json"
+    manifest = json.loads(path.read_text())
+    assert manifest["processes"] == 1
+    path.write_text(json.dumps(manifest | {"processes": 4}))
+    train(tiny_config.with_settings(["trainer.steps=7"]), tiny_images, run)
+    assert "the number of processes was 4, is 1" in capsys.readouterr().out
+
+
 def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(tiny_config, tiny_images, tmp_path):
     settings = ["process.skip=identity", "trainer.checkpoint_every=2", "trainer.steps=30", "trainer.skip_most=5"]
     trainer = Trainer(tiny_config.with_settings(settings), tiny_images, tmp_path / "run")

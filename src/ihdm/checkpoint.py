@@ -35,20 +35,24 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of the state in the host's memory, written while training goes on; `data`: the images' fingerprint."""
+    """A copy of the state in the host's memory, written while training goes on.
+
+    data: the images' fingerprint; processes: how many took the steps.
+    """
 
     step: int
     data: str
+    processes: int
     files: dict[str, dict[str, Tensor]]
 
     @classmethod
-    def of(cls, state: TrainingState, step: int, data: str) -> Snapshot:
+    def of(cls, state: TrainingState, step: int, data: str, processes: int = 1) -> Snapshot:
         files = {
             NETWORK: _flat(state.network),
             AVERAGE: _flat(state.average),
             OPTIMIZER: _flat_optimizer(state.optimizer),
         }
-        return cls(step, data, files)
+        return cls(step, data, processes, files)
 
 
 def save(root: Path, snapshot: Snapshot, keep: int, keep_every: int = 0) -> Path:
@@ -58,7 +62,7 @@ def save(root: Path, snapshot: Snapshot, keep: int, keep_every: int = 0) -> Path
         for name, tensors in snapshot.files.items():
             save_file(tensors, folder / name)
         files = {name: _seal(folder / name) for name in snapshot.files}
-        manifest = {"step": snapshot.step, "data": snapshot.data, "files": files}
+        manifest = {"step": snapshot.step, "data": snapshot.data, "processes": snapshot.processes, "files": files}
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     for old in saved(root)[:-keep]:
         if not keep_every or _step(old) % keep_every:
@@ -86,13 +90,13 @@ def resume(root: Path, state: TrainingState) -> dict[str, Any] | None:
 
 
 def load(path: Path, state: TrainingState) -> dict[str, Any]:
-    """Read a checkpoint into a state of the same shape; return its step and its images' fingerprint."""
+    """Read a checkpoint into a state of the same shape; return its step, its images' fingerprint and its processes."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        for name, seal in manifest["files"].items():
-            if name not in (NETWORK, AVERAGE, OPTIMIZER) or _seal(path / name) != seal:
+        for name in (NETWORK, AVERAGE, OPTIMIZER):
+            if _seal(path / name) != manifest["files"][name]:
                 raise ValueError(f"{name} is not as it was written")
-        facts = {"step": int(manifest["step"]), "data": str(manifest["data"])}
+        facts = {name: kind(manifest[name]) for name, kind in (("step", int), ("data", str), ("processes", int))}
         tensors = {name: load_file(path / name) for name in (NETWORK, AVERAGE, OPTIMIZER)}
         state.network.load_state_dict(tensors[NETWORK])
         state.average.load_state_dict(tensors[AVERAGE])

@@ -268,6 +268,12 @@ class Trainer:
             self.step = facts["step"]
             self.say(f"going on from step {self.step:,} of {self.config.trainer.steps:,} in {self.run}")
             self._warn_of_another_end()
+            now = self.accelerator.num_processes
+            if facts["processes"] != now and self.config.network.dropout > 0:
+                self.say(
+                    f"the number of processes was {facts['processes']}, is {now}: dropout, which each draws for itself, is "
+                    f"now another, and the result is not that of one uninterrupted run"
+                )
         if self.accelerator.is_main_process:
             self.run.mkdir(parents=True, exist_ok=True)
             (self.run / "config.toml").write_text(config_to_toml(self.config), encoding="utf-8")
@@ -289,7 +295,7 @@ class Trainer:
         if self.accelerator.is_main_process:
             self.writer.wait()
             settings, run = self.config.trainer, self.run
-            snapshot = checkpoint.Snapshot.of(self.state, self.step, self.fingerprint)
+            snapshot = checkpoint.Snapshot.of(self.state, self.step, self.fingerprint, self.accelerator.num_processes)
             model = self.trained_model()
             model.network = copy.deepcopy(self.average).cpu()
 
