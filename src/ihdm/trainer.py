@@ -271,8 +271,8 @@ class Trainer:
             now = self.accelerator.num_processes
             if facts["processes"] != now and self.config.network.dropout > 0:
                 self.say(
-                    f"the number of processes was {facts['processes']}, is {now}: dropout, which each draws for itself, is "
-                    f"now another, and the result is not that of one uninterrupted run"
+                    f"the number of processes was {facts['processes']}, is {now}: dropout, drawn by each for itself, "
+                    f"is now another, and the result is not that of one uninterrupted run"
                 )
         if self.accelerator.is_main_process:
             self.run.mkdir(parents=True, exist_ok=True)
