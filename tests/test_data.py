@@ -396,3 +396,12 @@ def test_archives_as_webdataset_has_them(tmp_path, memory):
     (tmp_path / "val-000.tar").write_bytes(b"no archive")
     with pytest.raises(IhdmError, match=r"val-000\.tar"):
         load_images(DataConfig(source=str(tmp_path)))
+
+
+@pytest.mark.parametrize("names", [("imagenet-train-00.tar", "imagenet-val-00.tar"), ("train/0.tar", "val/0.tar")])
+def test_splits_of_archives_are_found_in_any_part_of_their_names(tmp_path, names):
+    for name, numbers in zip(names, (range(3), range(3, 5))):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_tar(tmp_path / name, numbers)
+    images = load_images(DataConfig(source=str(tmp_path)))
+    assert (len(images.train), len(images.held_out)) == (3, 2)

@@ -188,6 +188,8 @@ def test_other_noise_and_the_baseline_are_recorded_too(model, tiny_config, tiny_
     baseline = placed(baseline.eval(), GPU)
     images = [baseline.sample(5, compiled=compiled) for compiled in (True, False)]
     torch.testing.assert_close(*images, rtol=0, atol=1e-3)
+    bounds = [evaluation.likelihood(baseline, tiny_images.train, [1.0], compiled=c).bounds[0] for c in (True, False)]
+    torch.testing.assert_close(bounds[0].total, bounds[1].total, rtol=1e-3, atol=0)
 
 
 def test_the_baseline_trains_recorded_as_plain(config, tiny_images, tmp_path):

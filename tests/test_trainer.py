@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -207,10 +208,68 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def test_some_checkpoints_are_kept_for_good(tiny_config, tiny_images, tmp_path):
-    settings = ["trainer.steps=10", "trainer.checkpoint_every=1", "trainer.keep=2", "trainer.keep_every=4"]
+    settings = ["trainer.steps=10", "trainer.checkpoint_every=1", "trainer.keep=2", "trainer.keep_every=3"]
     run = train(tiny_config.with_settings(settings), tiny_images, tmp_path / "run").run
     kept = [int(path.name[5:]) for path in checkpoint.saved(run / "checkpoints")]
-    assert kept == [4, 8, 9, 10]
+    assert kept == [3, 6, 9, 10]
+
+
+def test_only_checkpoints_of_the_past_are_ever_deleted(tiny_config, tiny_images, tmp_path):
+    run = train(tiny_config, tiny_images, tmp_path / "run").run
+    newest = checkpoint.saved(run / "checkpoints")[-1]
+    shutil.copytree(newest, newest.with_name("step-00000006.good"))  # a user's own
+    (newest / "network.safetensors").write_bytes(b"")
+    train(tiny_config.with_settings(["trainer.steps=4", "trainer.keep=1"]), tiny_images, run)
+    names = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert names == ["step-00000004", "step-00000006", "step-00000006.good"]
+
+
+def test_what_is_written_is_the_moment_of_saving(tiny_config, tiny_images, tmp_path, monkeypatch):
+    """Training goes on while a checkpoint is written; it must not be seen there."""
+    written, real = [], checkpoint.save
+
+    def slow(root, snapshot, *rest):
+        while trainer.step < min(snapshot.step + 1, 6):
+            time.sleep(0.01)
+        written.append({name: tensor.clone() for name, tensor in snapshot.files["network.safetensors"].items()})
+        return real(root, snapshot, *rest)
+
+    monkeypatch.setattr(checkpoint, "save", slow)
+    settings = ["trainer.checkpoint_every=1", "trainer.log_every=1", "trainer.keep=10"]
+    trainer = Trainer(tiny_config.with_settings(settings), tiny_images, tmp_path / "run")
+    seen, step = [], trainer.train_step
+
+    def watched():
+        seen.append({name: tensor.clone() for name, tensor in trainer.state.network.state_dict().items()})
+        return step()
+
+    trainer.train_step = watched
+    trainer.train()
+    for after, snapshot in zip(seen[1:], written):
+        assert all(snapshot[name].equal(tensor) for name, tensor in after.items())
+
+
+def test_a_failed_write_is_reported_at_the_next_stop(tiny_config, tiny_images, tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    settings = ["trainer.steps=40", "trainer.checkpoint_every=10", "trainer.log_every=2"]
+    trainer = Trainer(tiny_config.with_settings(settings), tiny_images, tmp_path / "run")
+    step = trainer.train_step
+    trainer.train_step = lambda: (time.sleep(0.05), step())[1]
+    with pytest.raises(IhdmError, match="Make room"):
+        trainer.train()
+    assert trainer.step < 20
+
+
+def test_file_systems_without_locks_are_put_up_with(tiny_config, tiny_images, tmp_path, monkeypatch, capsys):
+    def no_locks(*arguments):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("ihdm.run.fcntl.flock", no_locks)
+    assert Trainer(tiny_config, tiny_images, tmp_path / "run").train()
+    assert "cannot be locked" in capsys.readouterr().err
 
 
 def test_a_second_run_in_the_same_folder_is_refused(tiny_config, tiny_images, tmp_path):
@@ -248,18 +307,18 @@ def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_before(
 
 def test_steps_without_a_finite_gradient_change_nothing_and_are_counted(tiny_config, tiny_images, tmp_path, capsys):
     trainer = Trainer(tiny_config, tiny_images, tmp_path / "run")
-    poison(trainer, lambda step: step in (1, 2))
+    poison(trainer, lambda step: step in (2, 3))
     states = []
-    for _ in range(4):
+    for _ in range(5):
         trainer.train_step()
         trainer.step += 1
         states.append(
             [p.detach().clone() for p in (*trainer.state.network.parameters(), *trainer.average.parameters())]
         )
-    assert all(one.equal(other) for state in states[1:3] for one, other in zip(states[0], state))
-    assert not all(one.equal(other) for one, other in zip(states[0], states[3]))
+    assert all(one.equal(other) for state in states[2:4] for one, other in zip(states[1], state))
+    assert not all(one.equal(other) for one, other in zip(states[1], states[4]))
     steps = {float(value["step"]) for value in trainer.optimizer.state.values()}
-    assert steps == {2.0}  # of Adam, which knows nothing of the two others
+    assert steps == {3.0}  # of Adam, which knows nothing of the two others
 
     trainer = Trainer(tiny_config, tiny_images, tmp_path / "other")
     poison(trainer, lambda step: step in (1, 2))

@@ -64,7 +64,8 @@ def save(root: Path, snapshot: Snapshot, keep: int, keep_every: int = 0) -> Path
         files = {name: _seal(folder / name) for name in snapshot.files}
         manifest = {"step": snapshot.step, "data": snapshot.data, "processes": snapshot.processes, "files": files}
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    for old in saved(root)[:-keep]:
+    past = [old for old in saved(root) if _step(old) <= snapshot.step]  # a later one, damaged, is for the user to judge
+    for old in past[:-keep]:
         if not keep_every or _step(old) % keep_every:
             shutil.rmtree(old)
     return path
@@ -72,7 +73,7 @@ def save(root: Path, snapshot: Snapshot, keep: int, keep_every: int = 0) -> Path
 
 def saved(root: Path) -> list[Path]:
     """The checkpoints under a run folder, oldest first."""
-    return sorted(root.glob("step-[0-9]*"), key=_step)
+    return sorted((path for path in root.glob("step-*") if _step(path) >= 0), key=_step)
 
 
 def resume(root: Path, state: TrainingState) -> dict[str, Any] | None:
@@ -96,6 +97,8 @@ def load(path: Path, state: TrainingState) -> dict[str, Any]:
         for name in (NETWORK, AVERAGE, OPTIMIZER):
             if _seal(path / name) != manifest["files"][name]:
                 raise ValueError(f"{name} is not as it was written")
+        if manifest["step"] != _step(path):
+            raise ValueError(f"its {MANIFEST} is of step {manifest['step']}")
         facts = {name: kind(manifest[name]) for name, kind in (("step", int), ("data", str), ("processes", int))}
         tensors = {name: load_file(path / name) for name in (NETWORK, AVERAGE, OPTIMIZER)}
         state.network.load_state_dict(tensors[NETWORK])
@@ -140,7 +143,7 @@ def _flush(path: Path) -> None:
     """Wait until a file, or the list of names in a folder, is on the disk."""
     if os.name == "nt" and path.is_dir():
         return  # Windows cannot, and need not
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

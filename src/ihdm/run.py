@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,7 +64,19 @@ def locked(run: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UsageError(f"another process is working in {run}; wait for it, or give another folder") from error
+        except OSError as error:  # some network file systems have no locks
+            print(f"warning: {run} cannot be locked ({error}); let no other process work there", file=sys.stderr)
         yield
+
+
+def replaced_text(path: Path, text: str) -> None:
+    """Write a file that is whole, the old or the new, whenever the process dies."""
+    fresh = path.with_name(f".{path.name}.new")
+    with fresh.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)
 
 
 class Log:
@@ -73,9 +86,7 @@ class Log:
         """Go on after `step`: what was logged later will be done again."""
         self.path = run / "log.jsonl"
         lines = self.path.read_text().splitlines() if self.path.exists() else []
-        fresh = self.path.with_name(".log.jsonl.new")
-        fresh.write_text("".join(line + "\n" for line in lines if _step(line) <= step))
-        os.replace(fresh, self.path)
+        replaced_text(self.path, "".join(line + "\n" for line in lines if _step(line) <= step))
         self._start = time.time()
         self._board: Any = None
         if importlib.util.find_spec("tensorboard"):

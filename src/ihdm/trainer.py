@@ -34,7 +34,7 @@ from ihdm.noise import mix_seed
 from ihdm.optimisation import averaging, averaging_weight, learning_rate
 from ihdm.pixels import to_unit
 from ihdm.processes.levels import draw
-from ihdm.run import Log, check_run, locked
+from ihdm.run import Log, check_run, locked, replaced_text
 from ihdm.stopping import stop_requests
 from ihdm.writer import Writer
 
@@ -108,14 +108,17 @@ class Trainer:
                     facts = self._train_steps(self._next_stop(), bar, asked)
                 if log and facts:
                     log.write(self.step, facts)
-                if self._agreed(asked()):
+                self.writer.check()
+                stopping = self._agreed(asked())
+                if stopping or self._due(settings.checkpoint_every):
                     self._save()
-                    break
                 if self._due(settings.checkpoint_every):
-                    self._save()
                     self._check(log)
                 if self._due(settings.sample_every):
                     self._picture()
+                if stopping:
+                    break
+            self.writer.wait()  # while signals are still ours
         if log:
             log.close()
 
@@ -161,7 +164,10 @@ class Trainer:
         rate = learning_rate(self.config.trainer, self.step - 1)
         bar.set_postfix({"loss": f"{mean_loss:.4g}", "images/s": f"{speed:.0f}"})
         facts = {"loss": mean_loss, "gradient_norm": mean_norm, "lr": rate, "images_per_second": round(speed, 1)}
-        return facts | ({"skipped_steps": skipped} if skipped else {})
+        facts |= {"skipped_steps": skipped} if skipped else {}
+        return {
+            name: value for name, value in facts.items() if math.isfinite(value)
+        }  # there is none if all were skipped
 
     def _means(self, losses: Tensor, norms: Tensor) -> tuple[float, float, int]:
         """The mean loss and norm of the steps that were taken, and how many were not; too many in a row end the run."""
@@ -177,8 +183,6 @@ class Trainer:
         skipped = int((~taken).sum())
         if skipped:
             self.say(f"skipped {skipped} of {len(taken)} steps before step {self.step:,}: the gradient was not finite")
-        if skipped == len(taken):
-            return 0.0, 0.0, skipped
         return float(losses.cpu()[taken].mean()), float(norms.cpu()[taken].mean()), skipped
 
     def train_step(self) -> tuple[Tensor, Tensor]:
@@ -276,7 +280,7 @@ class Trainer:
                 )
         if self.accelerator.is_main_process:
             self.run.mkdir(parents=True, exist_ok=True)
-            (self.run / "config.toml").write_text(config_to_toml(self.config), encoding="utf-8")
+            replaced_text(self.run / "config.toml", config_to_toml(self.config))
             if facts is not None and not (self.run / "model").exists():
                 _write_model(self.run, self.trained_model())
         self.accelerator.wait_for_everyone()

@@ -19,6 +19,11 @@ class Writer:
         self.wait()
         self._pending = self._thread.submit(work)
 
+    def check(self) -> None:
+        """Raise what has gone wrong, without waiting for what has not."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
     def wait(self) -> None:
         """Until everything is written."""
         pending, self._pending = self._pending, None

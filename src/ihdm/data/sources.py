@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import os
+import re
 import tarfile
 import zipfile
 import zlib
@@ -98,7 +99,7 @@ def _path(path: Path) -> Splits:
     if path.suffix.lower() in (".npy", ".npz"):
         return _numpy(path)
     if path.suffix.lower() == ".tar":
-        return {"train": _tars([path])}
+        return _tar(path)
     if "idx3-ubyte" in path.name:
         return {"train": _idx(path)}
     if path.suffix.lower() in SUFFIXES:
@@ -116,7 +117,10 @@ def _folder(path: Path) -> Splits:
     tars: dict[str, list[Path]] = {}
     for file in files:
         if file.suffix.lower() == ".tar":
-            tars.setdefault(_split_word(file.stem.split("-")[0]), []).append(file)
+            words = [*file.relative_to(path).parts[:-1], *re.split("[-_.]", file.stem)]
+            tars.setdefault(next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), "train"), []).append(
+                file
+            )
     if tars:
         return {split: _tars(paths) for split, paths in tars.items()}
     groups = _grouped((file.relative_to(path) for file in files), path)
@@ -133,20 +137,20 @@ def _zip(path: Path) -> Splits:
 
 
 def _tars(paths: Sequence[Path]) -> TarMembers:
-    """Archives as WebDataset has them, one after the other; only where each image lies in them is read."""
-    members = []
-    for path in tqdm(paths, desc="looking into archives", unit="archive", delay=2, leave=False):
-        try:
-            with tarfile.open(path, "r:") as archive:
-                entries = [
-                    entry for entry in archive if entry.isreg() and PurePath(entry.name).suffix.lower() in SUFFIXES
-                ]
-        except Exception as error:  # damaged archives make tarfile raise many kinds
-            raise IhdmError(f"{path} cannot be read as a tar archive that is not compressed ({error})") from error
-        members += [(path, entry.name, entry.offset_data, entry.size) for entry in entries]
-    if not members:
-        raise IhdmError(f"{paths[0]} holds no images; images end in {', '.join(sorted(SUFFIXES))}")
-    return TarMembers(members)
+    """Archives as WebDataset has them, one after the other."""
+    shown = tqdm(paths, desc="looking into archives", unit="archive", delay=2, leave=False)
+    return TarMembers([member for path in shown for part in _tar(path).values() for member in part.members])
+
+
+def _tar(path: Path) -> dict[str, TarMembers]:
+    """An archive; only where each image lies in it is read."""
+    try:
+        with tarfile.open(path, "r:") as archive:
+            entries = {PurePath(entry.name): (entry.offset_data, entry.size) for entry in archive if entry.isreg()}
+    except Exception as error:  # damaged archives make tarfile raise many kinds
+        raise IhdmError(f"{path} cannot be read as a tar archive that is not compressed ({error})") from error
+    groups = _grouped(entries, path)
+    return {split: TarMembers([(path, str(n), *entries[n]) for n in names]) for split, names in groups.items()}
 
 
 def _grouped(names: Iterable[PurePath], origin: Path) -> dict[str, list[PurePath]]:

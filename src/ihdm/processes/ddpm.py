@@ -62,6 +62,11 @@ class DDPM:
         return replace(self, eta=ratio)
 
     @cached_property
+    def _ancestral(self) -> DDPM:
+        """The same with the posterior's noise; kept, as its tables are copied to a GPU once."""
+        return self if self.eta == 1 else self.with_noise(1)
+
+    @cached_property
     def alpha_bar(self) -> Tensor:
         """Of levels 0..K, float64: by linear betas (Ho et al.) or by the cosine of Nichol and Dhariwal 2021."""
         if self.schedule == "linear":
@@ -103,7 +108,7 @@ class DDPM:
         probability of the 8-bit values, less that of a uniform density on them, so that bits per dimension are counted
         as those of a density.
         """
-        process = self.with_noise(1)
+        process = self._ancestral
         u_k = process.noised(u_0, k, eps)
         x_0, x_k = _signed(u_0), _signed(u_k)
         found, true = (process._mean(x_k, x, k) for x in (process._predicted(network, u_k, k), x_0))

@@ -27,7 +27,7 @@ IMAGES, POINTS, SHOWN, SAMPLES = 32, 12, 5, 5
 def study(lab: Lab) -> Findings:
     grid = lab.images.shape[1:]
     u_0 = to_unit(lab.images.train[evenly_spaced(len(lab.images.train), IMAGES)]).to(lab.device)
-    schedule = build_schedule(lab.config.process, grid)
+    schedule = build_schedule(lab.process, grid)
     widths = [float(schedule.sigma_B[1 + i]) for i in _between(schedule.K, POINTS)]
     blurred: dict[str, list[Tensor]] = {}
     milliseconds: dict[str, list[float]] = {}

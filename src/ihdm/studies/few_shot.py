@@ -29,28 +29,30 @@ def study(lab: Lab) -> Findings:
     losses: dict[str, list[float]] = {}
     rows: list[Tensor] = []
     labels: list[str] = []
-    steps: list[int] = []
+    taken: dict[str, list[int]] = {}
     for name, kind in kinds.items():
         run = lab.run(*kind, *stages, images=few)
-        saved = checkpoint.saved(run / "checkpoints")
-        steps = [int(path.name.split("-")[1]) for path in saved]
-        samples = [_samples(lab, run, path) for path in saved]
+        held_out = {line["step"]: line["held_out_loss"] for line in read_log(run) if "held_out_loss" in line}
+        saved = {int(path.name.split("-")[1]): path for path in checkpoint.saved(run / "checkpoints")}
+        steps = [step for step in saved if step in held_out]
+        taken[name] = steps
+        samples = [_samples(lab, run, saved[step]) for step in steps]
         scores[name] = [_score(lab, few, some) for some in samples]
-        losses[name] = [line["held_out_loss"] for line in read_log(run) if "held_out_loss" in line]
+        losses[name] = [held_out[step] for step in steps]
         rows += [to_unit(some[:COLUMNS]) for some in samples[-1 :: -max(1, STAGES // SHOWN)][::-1]]
         labels += [f"{name}, {step:,}" for step in steps[-1 :: -max(1, STAGES // SHOWN)][::-1]]
     with figure(lab.picture("few-shot"), columns=3, size=(4.2, 4.2)) as (left, middle, right):
         tiles(left, rows, labels)
         for name in kinds:
-            middle.plot(steps, scores[name], "o-", label=name)
-            right.plot(steps, [loss / losses[name][0] for loss in losses[name]], "o-", label=name)
+            middle.plot(taken[name], scores[name], "o-", label=name)
+            right.plot(taken[name], [loss / losses[name][0] for loss in losses[name]], "o-", label=name)
         middle.set(
             xlabel="steps", ylabel="distance to the nearest training image\n(1: held-out images)", ylim=(0, None)
         )
         right.set(xlabel="steps", ylabel="held-out loss, relative to the first")
         middle.legend()
     return Findings(
-        {"steps": steps, "memorisation_score": scores, "held_out_loss": losses, "images": IMAGES},
+        {"steps": taken, "memorisation_score": scores, "held_out_loss": losses, "images": IMAGES},
         "samples along the training on twenty images, how close they are to those, and the loss on others.",
         "trained on the first 20 MNIST digits, inverse heat dissipation overfits later and makes more varied samples "
         "than a "

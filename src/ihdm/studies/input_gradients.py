@@ -32,7 +32,7 @@ def study(lab: Lab) -> Findings:
         signed_tiles(axis, rows, list(models), [f"k = {share:g} K" for share in SHARES])
     mean = {name: sum(values) / len(values) for name, values in local.items()}
     return Findings(
-        {"levels": SHARES, "share_within_radius": local, "mean": mean, "radius": RADIUS},
+        {"shares_of_K": SHARES, "share_within_radius": local, "mean": mean, "radius": RADIUS},
         "the gradient of one output pixel, in the centre, of the mean of a step by all input pixels, signed, on a "
         "logarithmic scale.",
         "the network of inverse heat dissipation looks at pixels nearby at fine levels and ever farther at coarse "

@@ -29,7 +29,7 @@ def study(lab: Lab) -> Findings:
         tiles(axis, rows, [label for name in strips for label in (name, "")])
     return Findings(
         {"largest_over_mean_step": roughness, "mean": mean},
-        "ends are two samples; between, the start is interpolated linearly and the noise on a circle.",
+        "ends are two samples; between, the blurred start is interpolated linearly, and all noise on a circle.",
         "interpolations are smooth, where those of a diffusion model (with its noise interpolated too) change "
         "abruptly (Fig. 6b).",
         "the largest over the mean step between neighbours, in pixels, averaged over "

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ihdm.config import Config, load_config
+from ihdm.config import Config, ProcessConfig, load_config
 from ihdm.data import ImageSet, load_images
 from ihdm.data.sources import absolute
 from ihdm.engine import choose_device, choose_precision, placed
+from ihdm.errors import UsageError
 from ihdm.evaluation import images_for
 from ihdm.metrics.distances import Reference, frechet_distance
 from ihdm.metrics.inception import Inception, features, find_inception
@@ -102,7 +103,17 @@ class Lab:
 
     @cached_property
     def _given(self) -> Model:
-        return placed(Model.from_pretrained(str(self.model_name)), self.device)
+        model = Model.from_pretrained(str(self.model_name))
+        if model.config.process.kind != "heat":
+            raise UsageError(
+                "studies are of inverse heat models; the diffusion baseline is trained beside where it is needed"
+            )
+        return placed(model, self.device)
+
+    @property
+    def process(self) -> ProcessConfig:
+        """The settings of the given model's process, or of the preset's."""
+        return self._given.config.process if self.model_name is not None else self.config.process
 
     def numbers(self, count: int) -> Tensor:
         return torch.arange(count, device=self.device)

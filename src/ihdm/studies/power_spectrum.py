@@ -18,7 +18,7 @@ BLURS = (0.02, 0.05, 0.12, 0.3)  # of the longer side
 
 def study(lab: Lab) -> Findings:
     laplacian, side = GridLaplacian(lab.images.shape[1:]), max(lab.images.shape[1:])
-    sigma, schedule = lab.config.process.sigma, build_schedule(lab.config.process, lab.images.shape[1:])
+    sigma, schedule = lab.process.sigma, build_schedule(lab.process, lab.images.shape[1:])
     rings = Rings(laplacian)
     some = torch.cat(list(unit_batches(lab.images.train[evenly_spaced(len(lab.images.train), IMAGES)], 512)))
     generator = torch.Generator().manual_seed(lab.seed)

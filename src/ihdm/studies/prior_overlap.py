@@ -18,7 +18,7 @@ PAPER = "10798.5, 3924.7, 1804.0, 521.7 and 374.9 nats"
 
 
 def study(lab: Lab) -> Findings:
-    sigma, side = lab.config.process.sigma, max(lab.images.shape[1:])
+    sigma, side = lab.process.sigma, max(lab.images.shape[1:])
     laplacian = GridLaplacian(lab.images.shape[1:])
     held_out = lab.images.held_out[evenly_spaced(len(lab.images.held_out), IMAGES)]
     means, errors = [], []
