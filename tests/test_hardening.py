@@ -70,7 +70,7 @@ def npz() -> bytes:
 def tar() -> bytes:
     file = BytesIO()
     with tarfile.open(fileobj=file, mode="w") as archive:
-        entry = tarfile.TarInfo("../a.png")
+        entry = tarfile.TarInfo("a.png")
         entry.size = len(picture())
         archive.addfile(entry, BytesIO(picture()))
     return file.getvalue()
