@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import arg
+from tyro.conf import OmitArgPrefixes, arg
 
-from ihdm.config import Device, Precision
 from ihdm.errors import IhdmError, UsageError
-from ihdm.verbs.words import ModelName, Source, check_outputs, write_json
+from ihdm.verbs.words import AS_USUAL, Computing, ModelName, Source, check_outputs, write_json
 
 
 def evaluate(
@@ -29,10 +28,7 @@ def evaluate(
     resize: bool = False,
     json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     figures: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
-    batch_size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    compile: bool = True,
+    computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
     """Measure samples: FID and KID, nearest training images (App. D.5), power spectrum (App. B.6).
 
@@ -50,13 +46,7 @@ def evaluate(
         resize: bring the images to the model's size and channels, as in training with data.size and data.channels
         json: a file for all numbers
         figures: a folder for pictures of neighbours, distances and spectra
-        batch_size: images computed at a time; default: as many as are computed fast and fit into memory
-        device: where to compute; auto: the GPU if there is one
-        precision: of the network that makes the samples; auto: bf16 where it is faster
-        compile: no compiled kernels and recorded steps on a GPU: it starts some seconds sooner, then is slower
     """
-    if batch_size is not None and batch_size < 1:
-        raise UsageError("--batch-size must be at least 1")
     if delta_ratio is not None and not 0 <= delta_ratio < float("inf"):
         raise UsageError(f"--delta-ratio must be finite and not negative: {delta_ratio}")
     check_outputs(json, figures)
@@ -74,7 +64,7 @@ def evaluate(
         raise IhdmError("FID and KID are computed by torchmetrics, which is not installed: pip install 'ihdm[metrics]'")
     check_metrics(metrics, n)
     keep_freed_memory()
-    place = choose_device(device)
+    place = choose_device(computing.device)
     file = find_inception(inception) if needs_inception(metrics) else None
     loaded = Model.from_pretrained(model)
     images = evaluation.images_for(loaded, data, resize)
@@ -94,9 +84,9 @@ def evaluate(
             figures=figures,
             progress=True,
             delta_ratio=delta_ratio,
-            batch_size=batch_size,
-            precision=choose_precision(precision, place, math.prod(loaded.config.shape[1:])),
-            compiled=compile,
+            batch_size=computing.batch_size,
+            precision=choose_precision(computing.precision, place, math.prod(loaded.config.shape[1:])),
+            compiled=computing.compile,
         )
         if found is None:
             return

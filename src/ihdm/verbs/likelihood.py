@@ -6,11 +6,10 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import arg
+from tyro.conf import OmitArgPrefixes, arg
 
-from ihdm.config import Device, Precision
 from ihdm.errors import UsageError
-from ihdm.verbs.words import ModelName, Source, check_outputs, write_json
+from ihdm.verbs.words import AS_USUAL, Computing, ModelName, Source, check_outputs, write_json
 
 
 def likelihood(
@@ -25,10 +24,7 @@ def likelihood(
     resize: bool = False,
     json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     figures: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
-    batch_size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    compile: bool = True,
+    computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
     """Bound the negative log-likelihood of images (Eq. 5-10), in nats and in bits per dimension.
 
@@ -43,13 +39,9 @@ def likelihood(
         resize: bring the images to the model's size and channels, as in training with data.size and data.channels
         json: a file for all numbers
         figures: a folder for a picture of the bound over delta and over levels
-        batch_size: images computed at a time; default: as many as are computed fast and fit into memory
-        device: where to compute; auto: the GPU if there is one
-        precision: of the network; auto: bf16 where it is faster
-        compile: no compiled kernels and recorded steps on a GPU: it starts some seconds sooner, then is slower
     """
-    if (n is not None and n < 1) or (batch_size is not None and batch_size < 1) or (levels is not None and levels < 2):
-        raise UsageError("--n and --batch-size must be at least 1, --levels at least 2 (level 1 and another)")
+    if (n is not None and n < 1) or (levels is not None and levels < 2):
+        raise UsageError("--n must be at least 1, --levels at least 2 (level 1 and another)")
     check_outputs(json, figures)
     from ihdm import evaluation, plots, workers
     from ihdm.data import evenly_spaced
@@ -61,7 +53,7 @@ def likelihood(
     if figures:
         plots.check_available()
     keep_freed_memory()
-    place = choose_device(device)
+    place = choose_device(computing.device)
     loaded = Model.from_pretrained(model)
     own = loaded.config.process.delta_ratio if loaded.config.process.kind == "heat" else 1.0
     ratios = delta_ratio or (own,)
@@ -78,9 +70,9 @@ def likelihood(
             ratios,
             levels=levels,
             seed=seed,
-            batch_size=batch_size,
-            precision=choose_precision(precision, place, math.prod(loaded.config.shape[1:])),
-            compiled=compile,
+            batch_size=computing.batch_size,
+            precision=choose_precision(computing.precision, place, math.prod(loaded.config.shape[1:])),
+            compiled=computing.compile,
             workers=team,
             progress=team.main,
         )

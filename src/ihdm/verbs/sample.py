@@ -6,11 +6,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import arg
+from tyro.conf import OmitArgPrefixes, arg
 
-from ihdm.config import Device, Precision
 from ihdm.errors import UsageError
-from ihdm.verbs.words import ModelName, check_folder
+from ihdm.verbs.words import AS_USUAL, Computing, ModelName, check_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,10 +31,7 @@ def sample(
     out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
     same_start: bool = False,
     same_noise: bool = False,
-    batch_size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    compile: bool = True,
+    computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
     """Make images with a trained model.
 
@@ -49,13 +45,9 @@ def sample(
         out: an empty folder for the images, one PNG each
         same_start: grow all images from one blurred image: same colours, different shapes
         same_noise: use the same noise for all: same shapes, different colours (small grey images hardly differ then)
-        batch_size: images computed at a time; default: as many as are computed fast and fit into memory
-        device: where to compute; auto: the GPU if there is one
-        precision: of the network; auto: bf16 where it is faster
-        compile: no compiled kernels and recorded steps on a GPU: it starts some seconds sooner, then is slower
     """
-    if n < 1 or (batch_size is not None and batch_size < 1):
-        raise UsageError("--n and --batch-size must be at least 1")
+    if n < 1:
+        raise UsageError("--n must be at least 1")
     if delta_ratio is not None and not 0 <= delta_ratio < float("inf"):
         raise UsageError(f"--delta-ratio cannot be negative: {delta_ratio}")
     if same_start and same_noise:
@@ -68,16 +60,16 @@ def sample(
     from ihdm.model import Model
 
     keep_freed_memory()
-    place = choose_device(device)
+    place = choose_device(computing.device)
     loaded = Model.from_pretrained(model)
     options: dict[str, Any] = {"delta_ratio": delta_ratio, "same_start": same_start, "same_noise": same_noise}
-    options["compiled"] = compile
-    options["precision"] = choose_precision(precision, place, math.prod(loaded.config.shape[1:]))
+    options["compiled"] = computing.compile
+    options["precision"] = choose_precision(computing.precision, place, math.prod(loaded.config.shape[1:]))
     with workers.together() as team:
         team.agree(True)  # all have looked at the folders before one fills them
         placed(loaded, team.device(place))
         if grid or out:
-            images = _make(loaded, team, n, seed, out, grid is not None, batch_size, options)
+            images = _make(loaded, team, n, seed, out, grid is not None, computing.batch_size, options)
         if not team.main:
             return
     if grid:

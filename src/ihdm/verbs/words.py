@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, UseAppendAction, arg
 
+from ihdm.config import Device, Precision
 from ihdm.errors import IhdmError, UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +22,27 @@ Settings = Annotated[
     UseAppendAction[tuple[tuple[str, ...], ...]],
     arg(name="set", metavar="NAME=VALUE ...", help="settings to change, such as trainer.steps=1000 (see ihdm --help)"),
 ]
+
+
+@dataclass(frozen=True)
+class Computing:
+    """How samples and likelihoods are computed."""
+
+    batch_size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None
+    """images computed at a time; default: as many as are computed fast and fit into memory"""
+    device: Device = "auto"
+    """where to compute; auto: the GPU if there is one"""
+    precision: Precision = "auto"
+    """of the network; auto: bf16 where it is faster"""
+    compile: bool = True
+    """no compiled kernels and recorded steps on a GPU: it starts some seconds sooner, then is slower"""
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise UsageError(f"--batch-size must be at least 1, not {self.batch_size}")
+
+
+AS_USUAL = Computing()
 
 
 def with_data(config: Config, data: str | None) -> Config:
