@@ -12,7 +12,14 @@ from ihdm.errors import IhdmError, UsageError
 from ihdm.heat import GridLaplacian
 from ihdm.metrics import inception as inception_module
 from ihdm.metrics import neighbours as neighbours_module
-from ihdm.metrics.distances import Reference, frechet_distance, kernel_distance, read_reference, write_reference
+from ihdm.metrics.distances import (
+    AsTheyAre,
+    Reference,
+    frechet_distance,
+    kernel_distance,
+    read_reference,
+    write_reference,
+)
 from ihdm.metrics.inception import Inception, check_channels, features, find_inception, resized
 from ihdm.metrics.neighbours import memorisation, nearest
 from ihdm.metrics.spectra import Rings, log_spectral_distance
@@ -139,6 +146,17 @@ def test_fid_is_the_distance_of_gaussians(generator):
     assert frechet_distance(one, Reference.from_features(other)) == pytest.approx(expected, rel=1e-9)
     assert frechet_distance(one, reference) < 1e-9
     assert frechet_distance(one + 0.25, reference) == pytest.approx(6 * 0.25**2, rel=1e-4)
+
+
+def test_fid_is_that_of_torchmetrics(generator):
+    from torchmetrics.image.fid import FrechetInceptionDistance
+
+    metric = FrechetInceptionDistance(feature=AsTheyAre(32)).set_dtype(torch.float64)
+    one, other = (torch.rand(100, 32, generator=generator, dtype=torch.float64) for _ in range(2))
+    metric.update(one, real=True)
+    metric.update(other**2, real=False)
+    expected = float(metric.compute())
+    assert frechet_distance(other**2, Reference.from_features(one)) == pytest.approx(expected, rel=1e-9)
 
 
 def test_kid_is_zero_for_the_same_law_and_grows_with_the_difference(generator):

@@ -1,4 +1,4 @@
-"""FID and KID: distances between sets of images by their features, computed by torchmetrics."""
+"""FID and KID: distances between sets of images by their features. KID is computed by torchmetrics."""
 
 from __future__ import annotations
 
@@ -38,22 +38,34 @@ class Reference:
             total, outer = total + block.sum(0).cpu(), outer + (block.T @ block).cpu()
         return cls(features, total, outer)
 
+    def moments(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The mean and the covariance."""
+        total, outer, count = self.total.to(device), self.outer.to(device), len(self)
+        mean = total / count
+        return mean, (outer - count * mean.outer(mean)) / (count - 1)
+
     def __len__(self) -> int:
         return len(self.features)
 
 
 def frechet_distance(samples: Tensor, reference: Reference, device: torch.device | None = None) -> float:
-    """FID: between Gaussians with the means and covariances of the features of samples and of the reference."""
-    from torchmetrics.image.fid import FrechetInceptionDistance
+    """FID: between Gaussians with the means and covariances of the features of samples and of the reference.
 
-    metric = FrechetInceptionDistance(feature=_AsTheyAre(samples.shape[1]), sync_on_compute=False)
-    metric.to(device or samples.device)
-    for block in samples.split(BLOCK):
-        metric.update(block.to(metric.device, torch.float64), real=False)
-    metric.to("cpu")
-    metric.real_features_sum, metric.real_features_cov_sum = reference.total, reference.outer
-    metric.real_features_num_samples = torch.tensor(len(reference))
-    return max(0.0, float(metric.compute()))
+    |m - n|^2 + tr(S + R - 2 (S R)^(1/2)), where the trace of the root is that of (R^(1/2) S R^(1/2))^(1/2): the
+    eigenvalues of this symmetric matrix are real, and found many times faster on a GPU than those of S R.
+    """
+    device = device or samples.device
+    mean, covariance = Reference.from_features(samples, device).moments(device)
+    other_mean, other = reference.moments(device)
+    root = _symmetric_root(other)
+    common = torch.linalg.eigvalsh(root @ covariance @ root).clamp(min=0).sqrt().sum()
+    gap = (mean - other_mean).square().sum()
+    return max(0.0, float(gap + covariance.trace() + other.trace() - 2 * common))
+
+
+def _symmetric_root(matrix: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors * values.clamp(min=0).sqrt() @ vectors.T
 
 
 def kernel_distance(
@@ -66,7 +78,7 @@ def kernel_distance(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that features are held in memory, which they are anyway
         metric = KernelInceptionDistance(
-            feature=_AsTheyAre(samples.shape[1]), subsets=KID_SUBSETS, subset_size=size, sync_on_compute=False
+            feature=AsTheyAre(samples.shape[1]), subsets=KID_SUBSETS, subset_size=size, sync_on_compute=False
         )
         for features, real in ((reference.features, True), (samples, False)):
             metric.update(features.to(device or features.device), real=real)
@@ -99,7 +111,7 @@ def read_reference(path: Path, key: Mapping[str, str]) -> Reference:
     return Reference(**tensors)
 
 
-class _AsTheyAre(nn.Module):
+class AsTheyAre(nn.Module):
     """For torchmetrics, which wants a network that makes features of images: these are features already."""
 
     def __init__(self, num_features: int):

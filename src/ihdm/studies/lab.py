@@ -7,7 +7,7 @@ import json
 import platform
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ihdm.config import Config, ProcessConfig, load_config
+from ihdm.config import Config, EngineConfig, ProcessConfig, as_tree, load_config
 from ihdm.data import ImageSet, load_images
 from ihdm.data.sources import absolute
 from ihdm.engine import choose_device, choose_precision, placed
@@ -92,8 +92,8 @@ class Lab:
         """The run folder of a model with the settings, trained to its end; an unfinished one is continued."""
         images = images or self.images
         config = self.config.with_settings(settings)
-        words = json.dumps([self.preset, *self.settings, *settings, self.quick, images.fingerprint()])
-        folder = self.out / "models" / hashlib.blake2b(words.encode(), digest_size=6).hexdigest()
+        settled = json.dumps([as_tree(replace(config, engine=EngineConfig())), images.fingerprint()])
+        folder = self.out / "models" / hashlib.blake2b(settled.encode(), digest_size=6).hexdigest()
         model = folder / "model" / "config.json"
         if not model.exists() or json.loads(model.read_text())["steps"] < config.trainer.steps:
             print(f"training {self.preset} {' '.join(settings)}".rstrip(), flush=True)
