@@ -11,6 +11,7 @@ from ihdm.errors import IhdmError, UsageError
 from ihdm.heat import GaussianFilter
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
+from ihdm.noise import SeededNoise
 from ihdm.pixels import to_unit
 from ihdm.processes import LinearSkip
 
@@ -82,6 +83,16 @@ def test_no_noise_without_delta(model):
     assert not torch.allclose(model.sample(2, delta_ratio=0.0), model.sample(2), atol=1e-3)
     still = model.sample(2, delta_ratio=0.0, same_start=True)
     torch.testing.assert_close(still[0], still[1], atol=1e-5, rtol=0)
+
+
+def test_a_path_goes_on_from_any_level(model):
+    numbers = torch.arange(2)
+    noise = SeededNoise(3, numbers, model.config.shape)
+    whole = dict(model.path(model.start(numbers, 3), noise))
+    rest = dict(model.path(whole[2], noise, level=2))
+    assert list(rest) == [2, 1, 0] and rest[0].equal(whole[0])
+    with pytest.raises(ValueError, match="levels 0 to"):
+        model.path(whole[2], noise, level=model.process.K + 1)
 
 
 def test_saving_and_loading_is_the_identity(model, folder, tmp_path):

@@ -186,16 +186,20 @@ class Model(nn.Module):
     @torch.no_grad()
     def path(
         self,
-        u_K: Tensor,
+        start: Tensor,
         noise: Noise,
         *,
+        level: int | None = None,
         delta_ratio: float | None = None,
         precision: torch.dtype = torch.float32,
         compiled: bool = True,
     ) -> Iterator[tuple[int, Tensor]]:
-        """(k, u_k) for k = K..0, from any start with any source of noise, on the model's device."""
+        """(k, u_k) for k = level..0, from a state at a level (K unless told) with any noise, on the model's device."""
         process = self._process(delta_ratio)
-        return chain(self._step(process, noise, len(u_K), precision, compiled), u_K, process.K)
+        level = process.K if level is None else level
+        if not 0 <= level <= process.K:
+            raise ValueError(f"the model has levels 0 to {process.K}, not {level}")
+        return chain(self._step(process, noise, len(start), precision, compiled), start, level)
 
     def _process(self, delta_ratio: float | None) -> Process:
         return self.process if delta_ratio is None else self.process.with_noise(delta_ratio)

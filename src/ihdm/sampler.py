@@ -29,11 +29,10 @@ def reverse_step(process: Process, network: Network, noise: Noise) -> Step:
     return step
 
 
-def chain(step: Step, u_K: Tensor, K: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield (k, u_k) from the coarsest state u_K down to the image u_0."""
-    u = u_K
-    yield K, u
-    for k in range(K, 0, -1):
+def chain(step: Step, u: Tensor, level: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield (k, u_k) from a state of a level, such as the coarsest, u_K, down to the image u_0."""
+    yield level, u
+    for k in range(level, 0, -1):
         u = step(u, torch.full((), k, device=u.device))
         yield k - 1, u
 
