@@ -13,7 +13,6 @@ from ihdm.heat import GridLaplacian
 from ihdm.metrics import inception as inception_module
 from ihdm.metrics import neighbours as neighbours_module
 from ihdm.metrics.distances import (
-    AsTheyAre,
     Reference,
     frechet_distance,
     kernel_distance,
@@ -148,15 +147,28 @@ def test_fid_is_the_distance_of_gaussians(generator):
     assert frechet_distance(one + 0.25, reference) == pytest.approx(6 * 0.25**2, rel=1e-4)
 
 
-def test_fid_is_that_of_torchmetrics(generator):
-    from torchmetrics.image.fid import FrechetInceptionDistance
+class AsTheyAre(torch.nn.Module):
+    """For torchmetrics, which wants a network that makes features of images: these are features already."""
 
-    metric = FrechetInceptionDistance(feature=AsTheyAre(32)).set_dtype(torch.float64)
+    num_features = 32
+
+    def forward(self, features):
+        return features
+
+
+def test_fid_and_kid_are_those_of_torchmetrics(generator):
+    from torchmetrics.image.fid import FrechetInceptionDistance
+    from torchmetrics.image.kid import KernelInceptionDistance
+
     one, other = (torch.rand(100, 32, generator=generator, dtype=torch.float64) for _ in range(2))
-    metric.update(one, real=True)
-    metric.update(other**2, real=False)
-    expected = float(metric.compute())
-    assert frechet_distance(other**2, Reference.from_features(one)) == pytest.approx(expected, rel=1e-9)
+    reference = Reference.from_features(one)
+    fid = FrechetInceptionDistance(feature=AsTheyAre()).set_dtype(torch.float64)
+    kid = KernelInceptionDistance(feature=AsTheyAre(), subsets=3, subset_size=100)
+    for metric in (fid, kid):
+        metric.update(one, real=True)
+        metric.update(other**2, real=False)
+    assert frechet_distance(other**2, reference) == pytest.approx(float(fid.compute()), rel=1e-9)
+    assert kernel_distance(other**2, reference, seed=0)[0] == pytest.approx(float(kid.compute()[0]), rel=1e-6)
 
 
 def test_kid_is_zero_for_the_same_law_and_grows_with_the_difference(generator):

@@ -54,16 +54,20 @@ def study(lab: Lab) -> Findings:
     return Findings(
         {"steps": taken, "memorisation_score": scores, "held_out_loss": losses, "images": IMAGES},
         "samples along the training on twenty images, how close they are to those, and the loss on others.",
-        "trained on the first 20 MNIST digits, inverse heat dissipation overfits later and makes more varied samples "
-        "than a "
-        "diffusion model (App. C.2).",
-        "the median distance of samples to the nearest training image, in units of that of held-out images, at the "
-        "end: "
-        + ", ".join(f"{name} {values[-1]:.2f}" for name, values in scores.items())
-        + "; the held-out loss ends at "
-        + ", ".join(f"{values[-1] / min(values):.2f} times its lowest ({name})" for name, values in losses.items())
+        "trained on the first 20 MNIST digits, a diffusion model makes copies of them or nothing plausible, inverse "
+        "heat dissipation new digits (App. C.2).",
+        "the median distance of samples to the nearest training image, in units of that of held-out images: "
+        + "; ".join(f"{name} {_in_words(taken[name], values)}" for name, values in scores.items())
+        + ". The held-out loss is lowest at step "
+        + ", ".join(f"{taken[name][values.index(min(values))]:,} ({name})" for name, values in losses.items())
         + ".",
     )
+
+
+def _in_words(steps: list[int], scores: list[float | None]) -> str:
+    """A score at the beginning, in the middle and at the end."""
+    places = (0, (len(steps) - 1) // 2, len(steps) - 1)
+    return ", ".join(f"{scores[i]:.2f} at step {steps[i]:,}" for i in places)
 
 
 def _samples(lab: Lab, run: Path, saved: Path) -> Tensor:

@@ -28,7 +28,7 @@ def study(lab: Lab) -> Findings:
         for label, values in distances.items():
             right.plot(RATIOS, values, "o-", label=label)
         right.set(xlabel="delta / sigma", ylabel=f"{lab.distance_name}, {samples:,} samples")
-        right.legend(title="$\\sigma$ in training")
+        right.legend(title="$\\sigma$ in training", loc="center left", bbox_to_anchor=(1, 0.5))
     return Findings(
         {"delta_ratio": RATIOS, "distance": distances, "distance_is": lab.distance_name, "best_delta_ratio": best},
         "each curve is a model trained with its own noise; where each is lowest.",

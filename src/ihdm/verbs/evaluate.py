@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import OmitArgPrefixes, arg
 
-from ihdm.errors import IhdmError, UsageError
+from ihdm.errors import UsageError
 from ihdm.verbs.words import AS_USUAL, Computing, ModelName, Source, check_outputs, write_json
 
 
@@ -50,8 +50,6 @@ def evaluate(
     if delta_ratio is not None and not 0 <= delta_ratio < float("inf"):
         raise UsageError(f"--delta-ratio must be finite and not negative: {delta_ratio}")
     check_outputs(json, figures)
-    from importlib.util import find_spec
-
     from ihdm import evaluation, plots, workers
     from ihdm.engine import choose_device, choose_precision, keep_freed_memory, placed
     from ihdm.evaluation.quality import cautions, check_images, check_metrics, needs_inception, split_images
@@ -60,8 +58,6 @@ def evaluate(
 
     if figures:
         plots.check_available()
-    if find_spec("torchmetrics") is None and {"fid", "kid"} & set(metrics):
-        raise IhdmError("FID and KID are computed by torchmetrics, which is not installed: pip install 'ihdm[metrics]'")
     check_metrics(metrics, n)
     keep_freed_memory()
     place = choose_device(computing.device)
