@@ -1,4 +1,4 @@
-"""The demo: train on the embedded digits, then show what came of it."""
+"""The demo: train on the embedded digits, then show what came of it, and what a larger model can do."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ihdm.trainer import Trainer
 SAMPLES = 64  # images in samples.png
 ROWS, COLUMNS = 6, 11  # images and levels in sequence.png
 MOVING, FRAMES = 16, 50  # images and levels in growth.gif
+LARGER = 36  # images in mnist.png
 
 
 def run_demo(out: Path, settings: Iterable[str] = ()) -> None:
@@ -41,10 +42,14 @@ def run_demo(out: Path, settings: Iterable[str] = ()) -> None:
     pictures.sequence(columns, caption="from blank to sharp").save(out / "sequence.png")
     pictures.animation(out / "growth.gif", pictures.evenly(states, model.process.K, FRAMES))
 
+    larger = Model.from_pretrained("mnist").sample(LARGER, progress=True)
+    pictures.grid(larger, caption="by a model that was trained longer").save(out / "mnist.png")
+
     print(
         f"\n{out / 'samples.png'}   generated digits beside real ones"
         f"\n{out / 'sequence.png'}  how {ROWS} of them grew, from blank to sharp"
         f"\n{out / 'growth.gif'}    {MOVING} of them growing, as an animation"
+        f"\n{out / 'mnist.png'}     digits of 28x28 pixels by a model that comes with ihdm (ihdm sample mnist)"
         f"\n{out / 'model'}         the model; try: ihdm sample {shlex.quote(str(out / 'model'))} --seed 1"
         f"\n(delete {out} to train again)"
     )

@@ -213,11 +213,11 @@ class Model(nn.Module):
         compile_ahead(self.network, torch.empty(size, *self.config.shape, device=device), precision)
         return recorded(step, device)
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write a model folder, replacing the files of one that is there."""
+    def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
+        """Write a model folder, replacing the files of one that is there. dtype: of the network's weights."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {NETWORK + name: tensor for name, tensor in self.network.state_dict().items()}
+        tensors = {NETWORK + name: tensor.to(dtype) for name, tensor in self.network.state_dict().items()}
         if self.config.process.kind == "heat" and isinstance(self.process.skip, LinearSkip):
             tensors |= {SPECTRUM + name: tensor for name, tensor in vars(self.process.skip.spectrum).items()}
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)

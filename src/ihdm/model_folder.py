@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,14 +34,27 @@ class ModelConfig:
     steps: int = 0
 
 
+def shipped() -> dict[str, Path]:
+    """The models that come with the package."""
+    models = Path(str(resources.files("ihdm") / "models"))
+    return {folder.name: folder for folder in sorted(models.iterdir()) if (folder / CONFIG).exists()}
+
+
 def locate(name: str | Path) -> Path:
-    """The folder of that name, the model in a run folder of that name, or one downloaded from the Hugging Face hub."""
+    """The model folder or run folder of that name, a model that comes with the package, or one from the hub."""
     folder = Path(name).expanduser()
+    for candidate in (folder, folder / "model"):
+        if (candidate / CONFIG).exists():
+            return candidate
+    if str(name) in shipped():
+        return shipped()[str(name)]
     if folder.is_dir():
-        in_run = folder / "model"
-        return in_run if (in_run / CONFIG).exists() and not (folder / CONFIG).exists() else folder
+        return folder
     if folder.exists() or len(folder.parts) != 2 or str(name).startswith((".", "/", "~")):
-        raise IhdmError(f"there is no model folder {name}; train one with `ihdm train`, or give owner/name on the hub")
+        raise IhdmError(
+            f"there is no model folder {name}; train one with `ihdm train`, take one that is here already "
+            f"({', '.join(shipped())}), or give owner/name on the hub"
+        )
     from huggingface_hub import snapshot_download
 
     try:

@@ -33,7 +33,7 @@ def evaluate(
     """Measure samples: FID and KID, nearest training images (App. D.5), power spectrum (App. B.6).
 
     Args:
-        model: a model folder, a run folder, or owner/name on the hub
+        model: a model folder, a run folder, mnist (which comes with ihdm), or owner/name on the hub
         data: a named set, a folder, zip, tar, idx, npy or npz file of images, or hf:NAME: those that it was trained on
         n: how many samples to make
         metrics: any of fid, kid, neighbours, spectrum

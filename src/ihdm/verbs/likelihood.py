@@ -29,7 +29,7 @@ def likelihood(
     """Bound the negative log-likelihood of images (Eq. 5-10), in nats and in bits per dimension.
 
     Args:
-        model: a model folder, a run folder, or owner/name on the hub
+        model: a model folder, a run folder, mnist (which comes with ihdm), or owner/name on the hub
         data: a named set, a folder, zip, tar, idx, npy or npz file of images, or hf:NAME
         delta_ratio: sampling noise in units of sigma; several cost no more than one; default: the model's
         levels: levels to evaluate the network at for each image, drawn by chance, level 1 always; default: all

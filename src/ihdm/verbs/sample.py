@@ -36,7 +36,7 @@ def sample(
     """Make images with a trained model.
 
     Args:
-        model: a model folder, a run folder, or owner/name on the hub
+        model: a model folder, a run folder, mnist (which comes with ihdm), or owner/name on the hub
         n: how many images
         seed: image i depends on the seed and i alone
         delta_ratio: sampling noise in units of sigma: more gives more detail, then noise; default: the model's

@@ -1,0 +1,35 @@
+"""The model that comes with the package."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ihdm.errors import IhdmError
+from ihdm.model import Model
+from ihdm.model_folder import locate, shipped
+
+
+def test_it_is_small_and_makes_digits_without_a_network():
+    folder = shipped()["mnist"]
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 8_000_000
+    images = Model.from_pretrained("mnist").sample(4, seed=1)
+    ink = images.mean(dim=(1, 2, 3))
+    assert images.shape == (4, 1, 28, 28) and bool(((ink > 0.03) & (ink < 0.35)).all())
+    background = images[..., :2, :].max()  # the frame of MNIST's digits is black
+    extremes = ((images < 0.1) | (images > 0.9)).float().mean()
+    assert background < 0.1 and extremes > 0.8  # sharp: few pixels are grey
+
+
+def test_a_folder_of_ones_own_comes_first_but_one_that_is_no_model_does_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mnist").mkdir()  # such as one with the idx files
+    assert locate("mnist") == shipped()["mnist"]
+    model = Model.from_pretrained("mnist")
+    model.save_pretrained(tmp_path / "mnist", torch.bfloat16)
+    assert locate("mnist").resolve() == tmp_path / "mnist"
+    again = Model.from_pretrained("mnist")
+    for name, tensor in model.network.state_dict().items():
+        assert again.network.state_dict()[name].equal(tensor)
+    with pytest.raises(IhdmError, match="here already"):
+        locate("mnits")
