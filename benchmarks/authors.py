@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -109,6 +110,11 @@ def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
         from scripts.utils import save_checkpoint
 
         save_checkpoint(path, state)
+
+
+def given_noise(*draws: Tensor) -> AbstractContextManager[Any]:
+    """Let their code draw these noises, one after the other."""
+    return patch("torch.randn_like", MagicMock(side_effect=list(draws)))
 
 
 def build_blur(config: Config, shape: tuple[int, int, int], device: torch.device) -> nn.Module:

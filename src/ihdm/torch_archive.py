@@ -99,11 +99,11 @@ class Archive:
         entries = self.zip.infolist()
         self.sizes = {entry.filename: entry.file_size for entry in entries}
         declared, there = sum(entry.file_size for entry in entries), self.path.stat().st_size
-        packed = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
+        packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
         if packed or declared > there or len(self.sizes) < len(entries):
             raise IhdmError(
                 f"{self.path} is no checkpoint that torch.save wrote: it declares {declared:,} bytes in "
-                f"{len(entries):,} members, and has {there:,}" + f", with {packed[0]} compressed" * bool(packed)
+                f"{len(entries):,} members, and has {there:,}" + " that are compressed" * packed
             )
         pickles = [name for name in self.sizes if name.endswith("/data.pkl")]
         if len(pickles) != 1:
