@@ -196,6 +196,20 @@ def written(path: Path, parts: dict[str, bytes], compression: int = zipfile.ZIP_
     return path
 
 
+def test_a_checkpoint_from_a_gpu_and_an_older_numpy_is_read(tmp_path):
+    parts = members()
+    program = parts["authors/data.pkl"]
+    for now, then in [
+        (b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n"),
+        (b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0"),
+    ]:
+        assert now in program
+        program = program.replace(now, then)
+    found = read_checkpoint(written(tmp_path / "x.pth", parts | {"authors/data.pkl": program}))
+    for name, tensor in read_checkpoint(CHECKPOINT).weights.items():
+        assert found.weights[name].read().equal(tensor.read())
+
+
 def test_an_archive_that_unpacks_to_more_than_itself_is_refused(tmp_path):
     parts = members()
     assert read_checkpoint(written(tmp_path / "good.pth", parts)).steps == 1234
