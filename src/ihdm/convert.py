@@ -131,9 +131,7 @@ def _expected(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         network = build_network(config)
     shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     pixel_wide = (".qkv.weight", ".proj_out.weight")
-    return {
-        theirs: shapes[ours] + (1,) * theirs.endswith(pixel_wide) for ours, theirs in _names(network) if ours in shapes
-    }
+    return {theirs: shapes[ours] + (1,) * theirs.endswith(pixel_wide) for ours, theirs in _names(network)}
 
 
 def _misfits(found: Shapes, expected: Shapes) -> list[str]:
