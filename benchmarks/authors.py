@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, patch
 
 import torch
 from torch import Tensor, nn
@@ -61,10 +63,10 @@ def network_namespace(network: NetworkConfig) -> SimpleNamespace:
 
 
 def build_network(config: NetworkConfig, shape: tuple[int, int, int]) -> nn.Module:
-    """Their U-Net; the number of groups of its normalisation is ours where it has too few channels for 32."""
+    """Their U-Net; its normalisation has our number of groups, where it has too few channels for 32 in ours."""
     import model_code.unet as unet
 
-    unet.normalization = lambda width: nn.GroupNorm(Norm(width).num_groups, width)
+    unet.normalization = lambda width: nn.GroupNorm(config.groups or Norm(width).num_groups, width)
     data = SimpleNamespace(image_size=shape[1], num_channels=shape[0])
     return unet.UNetModel(SimpleNamespace(model=network_namespace(config), data=data))
 
@@ -87,6 +89,32 @@ def training_step(config: Config, shape: tuple[int, int, int], device: torch.dev
     )
     batch = torch.rand(config.trainer.batch_size, *shape, device=device)
     return lambda: step(state, batch)
+
+
+def initial_state(config: Config, shape: tuple[int, int, int]) -> dict[str, Any]:
+    """The state that their training starts with, on the CPU, as `save_checkpoint` takes it."""
+    from model_code.ema import ExponentialMovingAverage
+    from scripts import losses
+
+    theirs = namespace(config, shape, torch.device("cpu"))
+    network = nn.DataParallel(build_network(config.network, shape))
+    optimizer = losses.get_optimizer(theirs, network.parameters())
+    average = ExponentialMovingAverage(network.parameters(), decay=theirs.model.ema_rate)
+    return {"optimizer": optimizer, "model": network, "step": 0, "ema": average}
+
+
+def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
+    """Write what their training writes; packages that their file imports to draw pictures are not needed for it."""
+    unneeded = {name: MagicMock() for name in ("cv2", "torchvision", "torchvision.utils")}
+    with patch.dict(sys.modules, unneeded):
+        from scripts.utils import save_checkpoint
+
+        save_checkpoint(path, state)
+
+
+def given_noise(*draws: Tensor) -> AbstractContextManager[Any]:
+    """Let their code draw these noises, one after the other."""
+    return patch("torch.randn_like", MagicMock(side_effect=list(draws)))
 
 
 def build_blur(config: Config, shape: tuple[int, int, int], device: torch.device) -> nn.Module:

@@ -30,6 +30,8 @@ SHAPES = [  # widths of the parts, groups, height and width
     ((16,), 4, (40, 40)),  # a last chunk that is not full
     ((4,), 1, (64, 64)),  # fewer channels than a program takes
     ((34,), 1, (32, 32)),  # one chunk that does not fit at once
+    ((64,), 32, (4, 4)),  # groups of two channels
+    ((32, 32), 32, (5, 5)),  # the same from two parts
 ]
 ALL = [(torch.float32, 2e-6, True, True)]
 MORE = [(torch.bfloat16, 6e-3, True, True), (torch.float32, 2e-6, False, True), (torch.float32, 2e-6, False, False)]

@@ -74,6 +74,9 @@ class NetworkConfig:
     )
     dropout: float = setting(0.1, "dropout rate in residual blocks", least=0, most=0.99)
     resample: Literal["pool", "conv"] = setting("pool", "average pooling, as in the paper, or strided convolutions")
+    groups: int | None = setting(
+        None, "groups of each normalisation; auto: 32, fewer where they would have less than four channels", least=1
+    )
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,8 @@ def check_together(process: ProcessConfig, network: NetworkConfig) -> None:
             f"network.attention names resolution {max(network.attention)}, but network.multipliers "
             f"gives only resolutions 0..{len(network.multipliers) - 1}"
         )
+    if network.groups is not None and network.channels % network.groups:
+        raise UsageError(f"network.channels={network.channels} cannot be divided into network.groups={network.groups}")
 
 
 ConfigType = TypeVar("ConfigType")

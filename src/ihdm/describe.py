@@ -35,7 +35,10 @@ def preset(config: Config) -> dict[str, str]:
 def model(name: str) -> dict[str, str]:
     """What a model folder holds."""
     loaded = Model.from_pretrained(name)
-    rows = _rows(loaded.config) | {"trained": f"{loaded.config.steps:,} steps on {loaded.config.data}"}
+    config = loaded.config
+    rows = _rows(config) | {"trained": f"{config.steps:,} steps on {config.data}"}
+    if config.origin:
+        rows["trained"] = f"{config.steps:,} steps with the authors' code; converted from {config.origin}"
     if isinstance(loaded.prior, Prior):
         prior = loaded.prior.coefficients
         size = f"{prior[0].numel()} coefficients each, {_bytes(prior.nbytes)}"

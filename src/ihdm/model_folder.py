@@ -19,19 +19,21 @@ from ihdm.config import NetworkConfig, ProcessConfig, as_tree, check_together, r
 from ihdm.errors import IhdmError
 
 CONFIG, WEIGHTS, PRIOR, CARD = "config.json", "model.safetensors", "prior.safetensors", "README.md"
+LATER = {"groups"}  # settings that folders of earlier versions do not have; the defaults are what those did
 
 SectionType = TypeVar("SectionType", ProcessConfig, NetworkConfig)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What config.json says: all that the tensors do not."""
+    """What config.json says: all that the tensors do not; origin: the checkpoint that it was converted from, if any."""
 
     process: ProcessConfig
     network: NetworkConfig
     shape: tuple[int, int, int]
     data: str = ""
     steps: int = 0
+    origin: str = ""
 
 
 def shipped() -> dict[str, Path]:
@@ -68,6 +70,7 @@ def locate(name: str | Path) -> Path:
 def write_config(folder: Path, config: ModelConfig) -> None:
     tree: dict[str, Any] = {"process": as_tree(config.process), "network": as_tree(config.network)}
     tree |= {"shape": list(config.shape), "data": config.data, "steps": config.steps}
+    tree |= {"origin": config.origin} if config.origin else {}
     (folder / CONFIG).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
 
 
@@ -82,14 +85,15 @@ def read_config(folder: Path) -> ModelConfig:
         network = _section(NetworkConfig(), tree["network"], "network.")
         check_together(process, network)
         channels, height, width = (_count(n, 1) for n in tree["shape"])
-        return ModelConfig(process, network, (channels, height, width), str(tree["data"]), _count(tree["steps"], 0))
+        words = str(tree["data"]), _count(tree["steps"], 0), str(tree.get("origin", ""))
+        return ModelConfig(process, network, (channels, height, width), *words)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IhdmError(f"{path} is not the config of a model ({type(error).__name__}: {error})") from error
 
 
 def _section(default: SectionType, tree: Any, place: str) -> SectionType:
-    """A section of the config, in which nothing may be left out."""
-    missing = [name for name in as_tree(default) if name not in tree]
+    """A section of the config, in which nothing may be left out that was there from the beginning."""
+    missing = [name for name in as_tree(default) if name not in tree and name not in LATER]
     if missing:
         raise ValueError(f"{place}{missing[0]} is missing")
     return updated(default, tree, place)
@@ -130,6 +134,12 @@ def write_card(folder: Path, config: ModelConfig, rows: dict[str, str]) -> None:
     """README.md: what the model is, for those who find the folder; `rows` become a table."""
     channels, height, width = config.shape
     depth = f"{channels} channel{'s' * (channels != 1)}"
+    origin = f"Trained with ihdm on `{config.data}` for {config.steps:,} steps."
+    if config.origin:
+        origin = (
+            f"Trained for {config.steps:,} steps with the code of the method's authors, and converted by ihdm\n"
+            f"from their checkpoint `{config.origin}`. The prior is of `{config.data}`."
+        )
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
     text = f"""---
 library_name: ihdm
@@ -138,7 +148,7 @@ tags: [inverse-heat-dissipation, unconditional-image-generation]
 # An inverse heat dissipation model
 
 Images of {height}x{width} pixels, {depth}, grown from blur in {config.process.K} steps.
-Trained with ihdm on `{config.data}` for {config.steps:,} steps.
+{origin}
 
 | | |
 |---|---|

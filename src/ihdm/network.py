@@ -30,6 +30,7 @@ class UNet(nn.Module):
     blocks: residual blocks per resolution going down (one more going up).
     attention: resolutions with attention, counted from the finest: l stands for maps of size / 2^l.
     resample: "pool" averages down and repeats up, as the paper; "conv" adds convolutions, as the authors' code.
+    groups: of each normalisation; None: as `Norm` chooses.
     Set `checkpoint` to keep only what enters each block for the backward pass, and compute the rest again.
     """
 
@@ -45,6 +46,7 @@ class UNet(nn.Module):
         attention: Sequence[int] = (2, 3),
         dropout: float = 0.1,
         resample: Resample = "pool",
+        groups: int | None = None,
     ):
         super().__init__()
         self.dropout = dropout
@@ -79,6 +81,9 @@ class UNet(nn.Module):
                 self.up.append(Upsample(width, resample))
         self.head_norm = Norm(width, silu=True)
         self.head = Conv(width, channels_out, zero=True)
+        for layer in self.modules():
+            if groups and isinstance(layer, Norm):
+                layer.num_groups = groups
 
     def forward(self, u: Tensor, k: Tensor) -> Tensor:
         settings = iter(self._settings(k))

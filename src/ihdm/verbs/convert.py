@@ -1,0 +1,56 @@
+"""`ihdm convert`."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from ihdm.config import load_config
+from ihdm.errors import IhdmError, UsageError
+from ihdm.verbs.words import Settings, check_folder, with_data
+
+
+def convert(
+    checkpoint: Annotated[Positional[Path], arg(metavar="CHECKPOINT")],
+    out: Annotated[Positional[Path], arg(metavar="OUT")],
+    /,
+    preset: Annotated[str, arg(metavar="PRESET")],
+    data: Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="")] = None,
+    settings: Settings = (),
+) -> None:
+    """Make a model folder of a checkpoint of the authors' code.
+
+    Args:
+        checkpoint: their checkpoint.pth or checkpoint_N.pth; nothing in it is executed
+        out: a new folder for the model
+        preset: a preset's name (see `ihdm --help`), or a TOML file of the same form: it gives the process
+        data: the images it was trained on, which make the prior: a named set, folder or file; default: the preset's
+    """
+    config = with_data(load_config(preset, itertools.chain(*settings)), data)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} exists; give the name of a new folder for the model")
+    check_folder(out.absolute().parent)
+    from ihdm.checkpoint import replaced_folder
+    from ihdm.convert import convert, differing, fitting, read_checkpoint
+    from ihdm.data import load_images
+    from ihdm.engine import keep_freed_memory
+
+    keep_freed_memory()
+    found = read_checkpoint(checkpoint)
+    described = fitting(config, found)
+    try:
+        images = load_images(config.data, lazy=True)
+    except IhdmError as error:
+        raise type(error)(f"a model's prior is made of its training images (--data SOURCE), and {error}") from error
+    model = convert(found, described, images)
+    with replaced_folder(out) as folder:
+        model.save_pretrained(folder)
+    parameters = sum(p.numel() for p in model.network.parameters())
+    print(f"converted {parameters:,} averaged weights of step {found.steps:,}, prior of {len(images.train):,} images")
+    changes = ", ".join(f"network.{name}={value}" for name, value in differing(described, config).items())
+    print(f"as the checkpoint has it, not the preset: {changes}")
+    print(f"the model is in {out}. Next: ihdm sample {shlex.quote(str(out))}")
