@@ -12,12 +12,19 @@ import torch
 from PIL import Image
 
 from ihdm import data as data_module
-from ihdm.config import DataConfig
+from ihdm import model as model_module
+from ihdm.config import Config, DataConfig
 from ihdm.data import evenly_spaced, image_shape, load_images
 from ihdm.data.batches import Batches, mirrored
 from ihdm.data.images import fit
 from ihdm.data.lazy import LazyImages
 from ihdm.errors import IhdmError, UsageError
+from ihdm.model import Model
+from ihdm.model_folder import ModelConfig
+
+SETTINGS = ["process.K=3", "process.skip=identity", "network.channels=4", "network.multipliers=1"]
+SMALL = Config().with_settings([*SETTINGS, "network.attention=none", "network.blocks=1"])
+MODEL = ModelConfig(SMALL.process, SMALL.network, (3, 6, 5))
 
 
 def load(source, **options):
@@ -405,3 +412,18 @@ def test_splits_of_archives_are_found_in_any_part_of_their_names(tmp_path, names
         write_tar(tmp_path / name, numbers)
     images = load_images(DataConfig(source=str(tmp_path)))
     assert (len(images.train), len(images.held_out)) == (3, 2)
+
+
+def test_a_start_outside_of_the_memory_decodes_no_more_than_it_needs(folder, monkeypatch):
+    """However many images there are: of those in the prior each once."""
+    images = load_images(DataConfig(source=str(folder), holdout=0, memory="no"), lazy=True).train
+    whole = Model.from_images(MODEL, images).prior.coefficients
+    assert len(whole) == 10
+    monkeypatch.setattr(model_module, "OUTSIDE_MOST", 3)
+    decoded = []
+    monkeypatch.setattr(
+        images.decoder.pictures, "read", lambda i: decoded.append(i) or type(pictures).read(pictures, i)
+    )
+    pictures = images.decoder.pictures
+    few = Model.from_images(MODEL, images).prior.coefficients
+    assert few.equal(whole[[0, 3, 6]]) and decoded == [0, 3, 6]

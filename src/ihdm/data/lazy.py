@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ihdm.data.images import Decoder, Unreadable
+from ihdm.data.images import Decoder, Subset, Unreadable
 
 
 class LazyImages:
@@ -39,6 +40,12 @@ class LazyImages:
         numbers = range(len(self))[which] if isinstance(which, slice) else which.tolist()
         found = list(self._threads.map(self._image, numbers))
         return torch.from_numpy(np.stack(found)) if found else torch.empty(0, *self.shape[1:], dtype=torch.uint8)
+
+    def some(self, numbers: Tensor) -> LazyImages:
+        """Those with the given numbers, still to be decoded."""
+        decoder = copy.copy(self.decoder)
+        decoder.pictures = Subset(decoder.pictures, numbers.tolist())
+        return LazyImages(decoder, self.skip)
 
     def split(self, size: int) -> Iterator[Tensor]:
         return (self[first : first + size] for first in range(0, len(self), size))
