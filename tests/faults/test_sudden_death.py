@@ -67,12 +67,14 @@ def killed_until_done(run, seconds: float, kills: int, number: signal.Signals, s
     return happened
 
 
+@pytest.mark.accident("killed (SIGKILL)", "at two random moments; to the bit the same run")
 def test_a_run_that_was_killed_twice(whole, tmp_path):
     run, seconds = whole
     assert killed_until_done(tmp_path / "run", seconds, 2, signal.SIGKILL, seed=1) > 0
     assert_same(tmp_path / "run", run)
 
 
+@pytest.mark.accident("killed (SIGKILL)", "at five random moments; to the bit the same run")
 @pytest.mark.faults
 @pytest.mark.parametrize("seed", range(4))
 def test_a_run_that_was_killed_five_times(whole, tmp_path, seed):
@@ -81,6 +83,7 @@ def test_a_run_that_was_killed_five_times(whole, tmp_path, seed):
     assert_same(tmp_path / "run", run)
 
 
+@pytest.mark.accident("asked to stop (SIGTERM)", "saved, exit code 0; to the bit the same run")
 def test_a_run_that_was_asked_to_stop(whole, tmp_path):
     """SIGTERM, as batch systems send it: saved, exit code 0, and a line that says how to go on."""
     process = subprocess.Popen(command(tmp_path / "run"), stdout=subprocess.PIPE, text=True)
