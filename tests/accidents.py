@@ -35,7 +35,9 @@ def table(stats: Mapping[str, Iterable[Any]]) -> list[str]:
     lines = ["| fault | what was done, and what must hold | outcome |", "|---|---|---|"]
     lines += [f"| {' | '.join(row)} |" for row in rows]
     survived = sum(row[-1].startswith("survived") for row in rows)
-    return [*lines, "", f"{survived} of {len(rows)} accidents survived with nothing lost"]
+    tried = [row for row in rows if not re.match(r"\d+ not tried", row[-1])]
+    left_out = f"; {len(rows) - len(tried)} more not tried" if len(tried) < len(rows) else ""
+    return [*lines, "", f"{survived} of {len(tried)} accidents tried were survived with nothing lost{left_out}"]
 
 
 def outcome(found: Mapping[str, list[Any]]) -> str:

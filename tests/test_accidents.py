@@ -30,7 +30,7 @@ def test_the_table_follows_the_results():
         "| frost | w | 1 not tried (too warm) |",
         "| storm | z | NOT SURVIVED: e |",
         "",
-        "1 of 4 accidents survived with nothing lost",
+        "1 of 3 accidents tried were survived with nothing lost; 1 more not tried",
     ]
 
 
