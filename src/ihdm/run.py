@@ -18,7 +18,7 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 from ihdm.config import Config, config_from_toml, differences, read_text
-from ihdm.errors import UsageError
+from ihdm.errors import IhdmError, UsageError
 
 # Settings that may change between one part of a run and the next.
 FREE_OF_TRAINER = (
@@ -75,7 +75,7 @@ def _check_writable(run: Path, option: str) -> None:
     for place in places:
         present = next((path for path in (place, *place.absolute().parents) if path.exists()), place)
         if not os.access(present, os.W_OK | (os.X_OK if present.is_dir() else 0)):
-            raise UsageError(
+            raise IhdmError(
                 f"{run} cannot be written to: {present} is read-only for this user; change its permissions, or give "
                 f"another folder with {option}"
             )
@@ -86,7 +86,7 @@ def _lock_file(run: Path) -> TextIO:
         run.mkdir(parents=True, exist_ok=True)
         return (run / ".lock").open("w")
     except OSError as error:
-        raise UsageError(f"{run} cannot be written to ({error}); give another folder") from error
+        raise IhdmError(f"{run} cannot be written to ({error}); give another folder") from error
 
 
 def replaced_text(path: Path, text: str) -> None:

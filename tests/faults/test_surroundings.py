@@ -121,7 +121,7 @@ def test_a_read_only_folder_is_refused_before_work_starts(
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != closed and real(path, mode))
     monkeypatch.setattr("ihdm.data.load_images", lambda *_, **__: pytest.fail("work has started"))
     capsys.readouterr()
-    assert main(*WORDS, str(run)) == 2
+    assert main(*WORDS, str(run)) == 1
     error = capsys.readouterr().err
     assert "cannot be written to" in error and str(closed) in error and "--run" in error
     assert contents(tmp_path) == before
@@ -141,7 +141,7 @@ def main(*words: str) -> int:
 def test_permissions_are_minded(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(stat.S_IRUSR | stat.S_IXUSR)
-    assert main(*WORDS, str(tmp_path / "run")) == 2
+    assert main(*WORDS, str(tmp_path / "run")) == 1
     assert "cannot be written to" in capsys.readouterr().err
     (tmp_path / "run").chmod(stat.S_IRWXU)
     assert main(*WORDS, str(tmp_path / "run")) == 0
@@ -154,7 +154,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tiny_config, tiny_images, tmp_p
 
     trainer = Trainer(tiny_config, tiny_images, tmp_path / "run")
     monkeypatch.setattr(Path, "mkdir", refused)
-    with pytest.raises(UsageError, match=r"run cannot be written to .*Read-only file system"):
+    with pytest.raises(IhdmError, match=r"run cannot be written to .*Read-only file system"):
         trainer.train()
     monkeypatch.undo()
     assert trainer.train()
