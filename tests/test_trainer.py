@@ -87,7 +87,7 @@ def test_a_run_that_broke_off_repeats_the_steps_after_its_checkpoint(tiny_config
     assert steps == sorted(set(steps))
 
 
-@pytest.mark.accident("killed (SIGKILL)", "while a line of the log is written; the log is whole again")
+@pytest.mark.accident("a write that broke off", "in a line of the log; the log is whole again")
 def test_a_line_that_a_crash_cut_off_does_not_stop_the_next_run(tiny_config, tiny_images, tmp_path):
     run = train(tiny_config, tiny_images, tmp_path / "run").run
     lines = log(run)
@@ -347,7 +347,7 @@ def test_without_held_out_images_training_works(tiny_config, tiny_images, tmp_pa
     assert lines and not any("held_out_loss" in line for line in lines)
 
 
-@pytest.mark.accident("killed (SIGKILL)", "while a folder is written; the old one stays whole")
+@pytest.mark.accident("a write that broke off", "in a folder; the old one stays whole")
 def test_a_half_written_folder_never_takes_the_place_of_a_whole_one(tmp_path):
     target = tmp_path / "model"
     with checkpoint.replaced_folder(target) as folder:
