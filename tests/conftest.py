@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from accidents import pytest_collection_modifyitems, pytest_terminal_summary
 
 from ihdm.config import Config
 from ihdm.data import ImageSet
+
+__all__ = ["pytest_collection_modifyitems", "pytest_terminal_summary"]  # hooks of pytest
 
 # The tensors are tiny: threads would only wait for each other, and badly so on a busy machine.
 torch.set_num_threads(1)

@@ -189,6 +189,7 @@ def test_demo_makes_its_pictures_and_trains_only_once(tmp_path, capsys):
     assert "demo/model" in capsys.readouterr().out
 
 
+@pytest.mark.accident("asked to stop (Ctrl-C)", "saved, exit code 0, and the same command goes on")
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
     words = [sys.executable, "-m", "ihdm", "train", "digits", "--run", "run", *QUICK, "--set", "engine.device=cpu"]
     endless = [*words, "--set", "trainer.steps=1000000", "--set", "trainer.checkpoint_every=1000000"]

@@ -95,6 +95,7 @@ def test_valid_files_are_read(name, tmp_path):
     assert read_or_refused(tmp_path / name) is not None
 
 
+@pytest.mark.accident("damaged files", "bytes changed and cut in images, archives, arrays; read, or refused in words")
 @pytest.mark.parametrize("name", VALID)
 @QUICK
 @given(data=st.data())
@@ -108,6 +109,9 @@ def test_changed_files_are_read_or_refused(name, data, tmp_path_factory):
     read_or_refused(path)
 
 
+@pytest.mark.accident(
+    "damaged files", "any bytes under the names of images, archives, arrays; read, or refused in words"
+)
 @pytest.mark.parametrize("name", [*VALID, "one.npy", "one.webp", "one.bmp"])
 @QUICK
 @given(content=st.binary(max_size=200))
@@ -134,6 +138,7 @@ def test_of_an_animation_the_first_picture_is_taken(tmp_path):
     assert load_images(DataConfig(source=str(tmp_path), holdout=0)).train.unique().tolist() == [10]
 
 
+@pytest.mark.accident("hostile files", "a picture that claims 400 million pixels; refused in words")
 def test_pictures_that_would_fill_the_memory_are_refused(tmp_path):
     """A picture of a few kilobytes that claims to have 400 million pixels: Pillow's limit is in force."""
     (tmp_path / "bomb.png").write_bytes(picture())
@@ -145,6 +150,7 @@ def test_pictures_that_would_fill_the_memory_are_refused(tmp_path):
         load_images(DataConfig(source=str(tmp_path), holdout=0))
 
 
+@pytest.mark.accident("hostile files", "zip members with paths that lead outside; nothing written there")
 def test_zip_members_outside_of_the_archive_are_only_read_from_it(tmp_path):
     names = ["../outside.png", "/absolute.png", "a/../../b.png", "inside.png"]
     (tmp_path / "images.zip").write_bytes(archive({name: picture() for name in names}))
@@ -158,6 +164,7 @@ class Evil:
         return os.mkdir, ("executed",)
 
 
+@pytest.mark.accident("hostile files", "arrays of pickled objects; refused, nothing executed")
 def test_pickled_objects_are_never_loaded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.save("evil.npy", np.array([Evil()], dtype=object), allow_pickle=True)
@@ -168,6 +175,7 @@ def test_pickled_objects_are_never_loaded(tmp_path, monkeypatch):
     assert not Path("executed").exists()
 
 
+@pytest.mark.accident("damaged files", "any text as a setting; taken, or refused in words")
 @QUICK
 @given(name=st.sampled_from(sorted(setting_names())) | st.text(), value=st.text() | st.integers().map(str))
 def test_any_setting_is_taken_or_refused(name, value):
@@ -175,6 +183,7 @@ def test_any_setting_is_taken_or_refused(name, value):
         Config().with_settings([f"{name}={value}"])
 
 
+@pytest.mark.accident("damaged files", "any text as a preset; read, or refused in words")
 @QUICK
 @given(text=st.text(max_size=80))
 def test_any_preset_file_is_taken_or_refused(text, tmp_path_factory):
@@ -195,6 +204,7 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.accident("damaged files", "bytes changed and cut in model folders; read, or refused in words")
 @QUICK
 @given(data=st.data())
 def test_changed_model_folders_are_read_or_refused(data, folder):
@@ -212,6 +222,7 @@ def test_changed_model_folders_are_read_or_refused(data, folder):
         (folder / name).write_bytes(original)
 
 
+@pytest.mark.accident("damaged files", "any JSON in a model's config; read, or refused in words")
 @QUICK
 @given(tree=JSON, key=st.sampled_from(["process", "network", "shape", "data", "steps"]))
 def test_any_json_is_a_config_or_refused(tree, key, folder):
@@ -226,6 +237,7 @@ def test_any_json_is_a_config_or_refused(tree, key, folder):
         (folder / "config.json").write_text(original)
 
 
+@pytest.mark.accident("damaged files", "absurd headers in safetensors; refused in words")
 @pytest.mark.parametrize("header", [2**63, 2**40, 2**20, 8])
 def test_safetensors_with_absurd_headers_are_refused(header, folder):
     original = (folder / "model.safetensors").read_bytes()
@@ -237,6 +249,7 @@ def test_safetensors_with_absurd_headers_are_refused(header, folder):
         (folder / "model.safetensors").write_bytes(original)
 
 
+@pytest.mark.accident("hostile files", "names of models that lead outside; refused")
 @pytest.mark.parametrize(
     "name", ["../../etc", "/etc/passwd", "~/nothing", "a/../../b", "..", "a/b/c", "https://x.org/y"]
 )

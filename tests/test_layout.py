@@ -12,19 +12,8 @@ import ihdm
 ROOT = Path(ihdm.__file__).parent
 
 FLOORS = [  # a module imports from its own floor or those before it
-    {
-        "errors",
-        "heat",
-        "schedule",
-        "noise",
-        "kernels",
-        "pixels",
-        "workers",
-        "writer",
-        "stopping",
-        "plots",
-        "torch_archive",
-    },
+    {"errors", "cache", "heat", "schedule", "noise", "kernels", "pixels", "workers", "writer", "stopping", "plots"}
+    | {"torch_archive"},
     {"network", "prior", "processes", "sampler", "likelihood", "config", "optimisation", "pictures"},
     {"data", "engine", "checkpoint", "metrics"},
     {"memory", "model_folder"},

@@ -87,6 +87,7 @@ def test_a_run_that_broke_off_repeats_the_steps_after_its_checkpoint(tiny_config
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.accident("a write that broke off", "in a line of the log; the log is whole again")
 def test_a_line_that_a_crash_cut_off_does_not_stop_the_next_run(tiny_config, tiny_images, tmp_path):
     run = train(tiny_config, tiny_images, tmp_path / "run").run
     lines = log(run)
@@ -127,6 +128,7 @@ def test_another_number_of_processes_is_announced(tiny_config, tiny_images, tmp_
     assert "the number of processes was 4, is 1" in capsys.readouterr().out
 
 
+@pytest.mark.accident("no finite gradient", "from some step on; the run stops, its checkpoint is finite")
 def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(tiny_config, tiny_images, tmp_path):
     settings = ["process.skip=identity", "trainer.checkpoint_every=2", "trainer.steps=30", "trainer.skip_most=5"]
     trainer = Trainer(tiny_config.with_settings(settings), tiny_images, tmp_path / "run")
@@ -173,6 +175,10 @@ def test_other_settings_or_images_in_the_same_folder_are_refused(tiny_config, ti
         Trainer(tiny_config, tiny_images, tmp_path / "mine")
 
 
+@pytest.mark.accident(
+    "a damaged checkpoint",
+    "emptied, cut, a bit flipped, a file missing; named, the one before used, to the bit the same run",
+)
 @pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "missing", "manifest"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tiny_config, tiny_images, tmp_path, damage, capsys):
     config = tiny_config.with_settings(["trainer.steps=9"])
@@ -195,6 +201,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tiny_config, tiny
         assert tensor.equal(whole[name])
 
 
+@pytest.mark.accident("a damaged checkpoint", "all of them; refused in words, nothing overwritten")
 def test_without_any_readable_checkpoint_nothing_is_overwritten(tiny_config, tiny_images, tmp_path):
     run = train(tiny_config, tiny_images, tmp_path / "run").run
     for path in checkpoint.saved(run / "checkpoints"):
@@ -249,6 +256,7 @@ def test_what_is_written_is_the_moment_of_saving(tiny_config, tiny_images, tmp_p
         assert all(snapshot[name].equal(tensor) for name, tensor in after.items())
 
 
+@pytest.mark.accident("a full disk", "in the background; the run stops soon, not at its end")
 def test_a_failed_write_is_reported_at_the_next_stop(tiny_config, tiny_images, tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -263,6 +271,7 @@ def test_a_failed_write_is_reported_at_the_next_stop(tiny_config, tiny_images, t
     assert trainer.step < 20
 
 
+@pytest.mark.accident("a file system without locks", "a warning, and the run ends")
 def test_file_systems_without_locks_are_put_up_with(tiny_config, tiny_images, tmp_path, monkeypatch, capsys):
     def no_locks(*arguments):
         raise OSError(errno.ENOLCK, "No locks available")
@@ -272,6 +281,7 @@ def test_file_systems_without_locks_are_put_up_with(tiny_config, tiny_images, tm
     assert "cannot be locked" in capsys.readouterr().err
 
 
+@pytest.mark.accident("two runs in one folder", "the second is refused, the first goes on")
 def test_a_second_run_in_the_same_folder_is_refused(tiny_config, tiny_images, tmp_path):
     trainer = Trainer(tiny_config, tiny_images, tmp_path / "run")
     with locked(tmp_path / "run"), pytest.raises(UsageError, match="another process"):
@@ -279,6 +289,9 @@ def test_a_second_run_in_the_same_folder_is_refused(tiny_config, tiny_images, tm
     assert trainer.train()
 
 
+@pytest.mark.accident(
+    "a full disk", "while the model or a checkpoint is written; said in words, to the bit the same run after"
+)
 @pytest.mark.parametrize("place", ["model", "checkpoint"])
 def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_before(
     tiny_config, tiny_images, tmp_path, place, monkeypatch
@@ -305,6 +318,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_before(
     assert all(tensor.equal(whole[name]) for name, tensor in weights(run).items())
 
 
+@pytest.mark.accident("no finite gradient", "for some steps; they change nothing and are counted")
 def test_steps_without_a_finite_gradient_change_nothing_and_are_counted(tiny_config, tiny_images, tmp_path, capsys):
     trainer = Trainer(tiny_config, tiny_images, tmp_path / "run")
     poison(trainer, lambda step: step in (2, 3))
@@ -333,6 +347,7 @@ def test_without_held_out_images_training_works(tiny_config, tiny_images, tmp_pa
     assert lines and not any("held_out_loss" in line for line in lines)
 
 
+@pytest.mark.accident("a write that broke off", "in a folder; the old one stays whole")
 def test_a_half_written_folder_never_takes_the_place_of_a_whole_one(tmp_path):
     target = tmp_path / "model"
     with checkpoint.replaced_folder(target) as folder:
@@ -359,6 +374,7 @@ def test_a_batch_in_parts_has_the_gradient_of_the_whole(tiny_config, tiny_images
         torch.testing.assert_close(part, whole, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.accident("out of memory", "answered with a batch that fits")
 def test_a_batch_that_does_not_fit_is_answered_with_one_that_does(tiny_config, tiny_images, tmp_path, monkeypatch):
     config = tiny_config.with_settings(["trainer.batch_size=8", "trainer.accumulate=2"])
     trainer = Trainer(config, tiny_images, tmp_path / "run")

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from ihdm import memory
 from ihdm.config import ProcessConfig
-from ihdm.data import evenly_spaced, unit_batches
+from ihdm.data import spread, unit_batches
 from ihdm.engine import compile_ahead, inference, recorded
 from ihdm.errors import IhdmError, UsageError
 from ihdm.heat import GaussianFilter, GridLaplacian
@@ -41,6 +41,7 @@ from ihdm.schedule import Schedule
 NETWORK, SPECTRUM = "network.", "spectrum."  # prefixes of the tensors in WEIGHTS
 SPECTRUM_MOST = 20_000  # images that the spectrum is measured on: its power is then known to one percent
 FILTERED_MOST = 5000  # images in the prior of a model that blurs with a filter
+OUTSIDE_MOST = 50_000  # images in the prior, if they are not in memory
 BATCH = 512
 MOST_PIXELS = {"cuda": 2**20, "cpu": 2**16}  # in a batch of samples: more are no faster
 MOST_IMAGES = {"cuda": 2**14, "cpu": 256}
@@ -64,11 +65,13 @@ class Model(nn.Module):
         laplacian = GridLaplacian(config.shape[1:])
         spectrum = None
         if config.process.skip == "linear":
-            measured = images[evenly_spaced(len(images), SPECTRUM_MOST)]
+            measured = spread(images, SPECTRUM_MOST)
             spectrum = Spectrum.from_images(laplacian, _shown(measured, "measuring the spectrum"))
         process = build_process(config.process, laplacian, spectrum)
         if process.filter is not None:  # all coefficients are kept, so of fewer images
-            images = images[evenly_spaced(len(images), FILTERED_MOST)]
+            images = spread(images, FILTERED_MOST)
+        elif not isinstance(images, Tensor):  # outside of the memory: to decode all takes as long as an epoch
+            images = spread(images, OUTSIDE_MOST)
         blurred = _shown(images, "blurring for the prior")
         prior = Prior.from_images(laplacian, float(process.schedule.t[-1]), blurred, process.filter)
         return cls(config, process, build_network(config), prior)

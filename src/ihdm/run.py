@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 try:
     import fcntl
@@ -18,7 +18,7 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 from ihdm.config import Config, config_from_toml, differences, read_text
-from ihdm.errors import UsageError
+from ihdm.errors import IhdmError, UsageError
 
 # Settings that may change between one part of a run and the next.
 FREE_OF_TRAINER = (
@@ -41,6 +41,7 @@ def check_run(run: Path, config: Config, option: str = "--run") -> None:
     path = run / "config.toml"
     if run.exists() and not run.is_dir():
         raise UsageError(f"{run} is a file; give a folder with {option}")
+    _check_writable(run, option)
     if not path.exists():
         if run.exists() and any(file.name != ".lock" for file in run.iterdir()):
             raise UsageError(f"{run} is not empty and not a run folder; give another one with {option}")
@@ -57,8 +58,7 @@ def check_run(run: Path, config: Config, option: str = "--run") -> None:
 @contextlib.contextmanager
 def locked(run: Path) -> Iterator[None]:
     """Keep other processes from working in the same run folder; the system lifts the lock whenever this one ends."""
-    run.mkdir(parents=True, exist_ok=True)
-    with (run / ".lock").open("w") as file:
+    with _lock_file(run) as file:
         try:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -67,6 +67,26 @@ def locked(run: Path) -> Iterator[None]:
         except OSError as error:  # some network file systems have no locks
             print(f"warning: {run} cannot be locked ({error}); let no other process work there", file=sys.stderr)
         yield
+
+
+def _check_writable(run: Path, option: str) -> None:
+    """Refuse a folder that cannot be written to, or cannot be made, before hours are spent on it."""
+    places = run, *(run / name for name in ("checkpoints", "model", "config.toml", "log.jsonl"))
+    for place in places:
+        present = next((path for path in (place, *place.absolute().parents) if path.exists()), place)
+        if not os.access(present, os.W_OK | (os.X_OK if present.is_dir() else 0)):
+            raise IhdmError(
+                f"{run} cannot be written to: {present} is read-only for this user; change its permissions, or give "
+                f"another folder with {option}"
+            )
+
+
+def _lock_file(run: Path) -> TextIO:
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        return (run / ".lock").open("w")
+    except OSError as error:
+        raise IhdmError(f"{run} cannot be written to ({error}); give another folder") from error
 
 
 def replaced_text(path: Path, text: str) -> None:
@@ -87,7 +107,7 @@ class Log:
         self.path = run / "log.jsonl"
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         replaced_text(self.path, "".join(line + "\n" for line in lines if _step(line) <= step))
-        self._start = time.time()
+        self._start = time.perf_counter()  # the clock on the wall may be set
         self._board: Any = None
         if importlib.util.find_spec("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
@@ -96,7 +116,7 @@ class Log:
 
     def write(self, step: int, facts: dict[str, float]) -> None:
         with self.path.open("a") as file:
-            line = {"step": step, **facts, "seconds": round(time.time() - self._start, 1)}
+            line = {"step": step, **facts, "seconds": round(time.perf_counter() - self._start, 1)}
             file.write(json.dumps(line) + "\n")
         for name, value in facts.items() if self._board else ():
             self._board.add_scalar(name, value, step)

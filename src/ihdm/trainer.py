@@ -29,10 +29,11 @@ from ihdm.data.batches import Batches, mirrored
 from ihdm.engine import Recorded, choose_device, choose_precision, compile_ahead, inference, lowered, placed, recorded
 from ihdm.errors import IhdmError, UsageError
 from ihdm.model import Model, build_network
-from ihdm.model_folder import ModelConfig
+from ihdm.model_folder import CONFIG, PRIOR, WEIGHTS, ModelConfig
 from ihdm.noise import mix_seed
 from ihdm.optimisation import averaging, averaging_weight, learning_rate
 from ihdm.pixels import to_unit
+from ihdm.prior import Prior
 from ihdm.processes.levels import draw
 from ihdm.run import Log, check_run, locked, replaced_text
 from ihdm.stopping import stop_requests
@@ -281,9 +282,13 @@ class Trainer:
         if self.accelerator.is_main_process:
             self.run.mkdir(parents=True, exist_ok=True)
             replaced_text(self.run / "config.toml", config_to_toml(self.config))
-            if facts is not None and not (self.run / "model").exists():
+            if facts is not None and not self._model_is_there():
                 _write_model(self.run, self.trained_model())
         self.accelerator.wait_for_everyone()
+
+    def _model_is_there(self) -> bool:
+        needed = [CONFIG, WEIGHTS, *([PRIOR] if isinstance(self.model.prior, Prior) else [])]
+        return all((self.run / "model" / name).exists() for name in needed)
 
     def _warn_of_another_end(self) -> None:
         path = self.run / "config.toml"

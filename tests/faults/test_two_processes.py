@@ -64,6 +64,7 @@ def kill_one_worker(launcher: subprocess.Popen, run) -> None:
 LONG = ("trainer.steps=100000", "trainer.checkpoint_every=10", "trainer.sample_every=100000")
 
 
+@pytest.mark.accident("a dead worker", "one of two killed; the job ends instead of a hang")
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the processes")
 def test_a_dead_worker_ends_the_job_instead_of_a_hang(tmp_path):
     launcher = start(tmp_path / "run", 2, *LONG)
@@ -72,6 +73,9 @@ def test_a_dead_worker_ends_the_job_instead_of_a_hang(tmp_path):
     assert launcher.returncode != 0 and "SIGKILL" in err
 
 
+@pytest.mark.accident(
+    "a dead worker", "one of two killed under torchrun --max-restarts; goes on from the checkpoint to the end"
+)
 @pytest.mark.faults
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the processes")
 def test_torchruns_restart_goes_on_from_the_checkpoint(tmp_path):

@@ -91,6 +91,12 @@ def evenly_spaced(n: int, most: int) -> Tensor:
     return torch.arange(count) * n // max(count, 1)
 
 
+def spread(images: Tensor, most: int) -> Tensor:
+    """At most `most` of the images, evenly spaced; those outside of the memory stay there."""
+    numbers = evenly_spaced(len(images), most)
+    return images[numbers] if isinstance(images, Tensor) else images.some(numbers)
+
+
 def unit_batches(images: Tensor, size: int) -> Iterator[Tensor]:
     """The images in order, as float32 in [0, 1]."""
     for batch in images.split(size):
@@ -110,8 +116,9 @@ def _split(train: Pictures, test: Pictures | None, holdout: float) -> tuple[Pict
     if test is not None and len(test):
         return train, test
     count = max(1, round(holdout * len(train))) if holdout > 0 and len(train) > 1 else 0
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0)).tolist()
-    return Subset(train, sorted(order[count:])), Subset(train, sorted(order[:count]))
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+    kept, held_out = (part.sort().values.tolist() for part in (order[count:], order[:count]))
+    return Subset(train, kept), Subset(train, held_out)
 
 
-__all__ = ["ImageSet", "evenly_spaced", "image_shape", "load_images", "unit_batches"]
+__all__ = ["ImageSet", "evenly_spaced", "image_shape", "load_images", "spread", "unit_batches"]

@@ -40,19 +40,19 @@ class Pictures(Protocol):
 
 
 class Files:
-    """Image files on disk."""
+    """Image files in a folder, by their names there."""
 
-    def __init__(self, paths: Sequence[Path]):
-        self.paths = paths
+    def __init__(self, folder: Path, names: Sequence[str]):
+        self.folder, self.names = folder, names
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.names)
 
     def name(self, i: int) -> str:
-        return str(self.paths[i])
+        return str(self.folder / self.names[i])
 
     def read(self, i: int) -> Image.Image:
-        return Image.open(self.paths[i])
+        return Image.open(self.folder / self.names[i])
 
 
 class ZipMembers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ihdm.data.images import Decoder, Unreadable
+from ihdm.data.images import Decoder, Subset, Unreadable
 
 
 class LazyImages:
@@ -21,11 +22,11 @@ class LazyImages:
 
     device = torch.device("cpu")
 
-    def __init__(self, decoder: Decoder, skip: bool = False):
+    def __init__(self, decoder: Decoder, skip: bool = False, named: set[str] | None = None):
         self.decoder, self.skip = decoder, skip
+        self._named = set() if named is None else named
         self.shape = torch.Size((len(decoder.pictures), *decoder.shape))
         self._threads = ThreadPoolExecutor(decoder.threads)
-        self._named: set[int] = set()
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -40,6 +41,12 @@ class LazyImages:
         found = list(self._threads.map(self._image, numbers))
         return torch.from_numpy(np.stack(found)) if found else torch.empty(0, *self.shape[1:], dtype=torch.uint8)
 
+    def some(self, numbers: Tensor) -> LazyImages:
+        """Those with the given numbers, still to be decoded."""
+        decoder = copy.copy(self.decoder)
+        decoder.pictures = Subset(decoder.pictures, numbers.tolist())
+        return LazyImages(decoder, self.skip, self._named)
+
     def split(self, size: int) -> Iterator[Tensor]:
         return (self[first : first + size] for first in range(0, len(self), size))
 
@@ -51,7 +58,8 @@ class LazyImages:
             except Unreadable as error:
                 if not self.skip:
                     raise
-                if number not in self._named:
-                    self._named.add(number)
+                name = self.decoder.pictures.name(number)
+                if name not in self._named:
+                    self._named.add(name)
                     print(f"warning: {error}; another takes its place ({len(self._named)} so far)", file=sys.stderr)
         raise Unreadable(f"none of {len(self):,} images can be read")

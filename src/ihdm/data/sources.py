@@ -9,16 +9,18 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from ihdm.data.images import SUFFIXES, Array, Files, Pictures, Rows, Stack, TarMembers, ZipMembers
+from ihdm.data.listing import files_below
 from ihdm.errors import IhdmError, UsageError, unknown
 
 Splits = Mapping[str, Pictures]  # "train", and "test" where there is one
@@ -103,28 +105,27 @@ def _path(path: Path) -> Splits:
     if "idx3-ubyte" in path.name:
         return {"train": _idx(path)}
     if path.suffix.lower() in SUFFIXES:
-        return {"train": Files([path])}
+        return {"train": Files(path.parent, [path.name])}
     raise IhdmError(f"{path} is not an image, a zip, tar, idx3-ubyte, npy or npz file, nor a folder of images")
 
 
 def _folder(path: Path) -> Splits:
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    idx = [(_split_word(file.name.split("-")[0]), file) for file in files if "images-idx3-ubyte" in file.name]
+    files = files_below(path)
+    idx = [(_split_word(name.split("/")[-1].split("-")[0]), path / name) for name in files if _is_idx(name)]
     if len(dict(idx)) < len(idx):
         raise IhdmError(f"{path} holds several sets ({', '.join(str(file) for _, file in idx)}); name one of them")
     if idx:
         return {split: _idx(file) for split, file in idx}
     tars: dict[str, list[Path]] = {}
-    for file in files:
-        if file.suffix.lower() == ".tar":
-            words = [*file.relative_to(path).parts[:-1], *re.split("[-_.]", file.stem)]
-            tars.setdefault(next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), "train"), []).append(
-                file
-            )
+    for name in files:
+        if name.lower().endswith(".tar"):
+            *folders, file = name.split("/")
+            words = [*folders, *re.split("[-_.]", file)]
+            split = next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), "train")
+            tars.setdefault(split, []).append(path / name)
     if tars:
         return {split: _tars(paths) for split, paths in tars.items()}
-    groups = _grouped((file.relative_to(path) for file in files), path)
-    return {split: Files([path / name for name in names]) for split, names in groups.items()}
+    return {split: Files(path, names) for split, names in _grouped(files, path).items()}
 
 
 def _zip(path: Path) -> Splits:
@@ -132,8 +133,8 @@ def _zip(path: Path) -> Splits:
         archive = zipfile.ZipFile(path)
     except Exception as error:  # damaged archives make zipfile raise many kinds
         raise IhdmError(f"{path} cannot be read as a zip archive ({error})") from error
-    groups = _grouped((PurePath(name) for name in sorted(archive.namelist())), path)
-    return {split: ZipMembers(path, archive, [n.as_posix() for n in names]) for split, names in groups.items()}
+    groups = _grouped(sorted(archive.namelist()), path)
+    return {split: ZipMembers(path, archive, names) for split, names in groups.items()}
 
 
 def _tars(paths: Sequence[Path]) -> TarMembers:
@@ -146,26 +147,38 @@ def _tar(path: Path) -> dict[str, TarMembers]:
     """An archive; only where each image lies in it is read."""
     try:
         with tarfile.open(path, "r:") as archive:
-            entries = {PurePath(entry.name): (entry.offset_data, entry.size) for entry in archive if entry.isreg()}
+            entries = {entry.name: (entry.offset_data, entry.size) for entry in archive if entry.isreg()}
     except Exception as error:  # damaged archives make tarfile raise many kinds
         raise IhdmError(f"{path} cannot be read as a tar archive that is not compressed ({error})") from error
     groups = _grouped(entries, path)
-    return {split: TarMembers([(path, str(n), *entries[n]) for n in names]) for split, names in groups.items()}
+    return {split: TarMembers([(path, n, *entries[n]) for n in names]) for split, names in groups.items()}
 
 
-def _grouped(names: Iterable[PurePath], origin: Path) -> dict[str, list[PurePath]]:
+def _grouped(names: Collection[str], origin: Path) -> dict[str, list[str]]:
     """Image files by split: a folder named train, test or val, first or second in the path, says which."""
-    every = list(names)
-    groups: dict[str, list[PurePath]] = {}
-    for name in every:
-        hidden = any(part.startswith(".") or part == "__MACOSX" for part in name.parts)
-        if name.suffix.lower() in SUFFIXES and not hidden:
-            split = next((SPLIT_WORDS[part] for part in name.parts[:-1][:2] if part in SPLIT_WORDS), "train")
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        folder, _, file = name.rpartition("/")
+        split = _split_of(folder)
+        if split and os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith("."):
             groups.setdefault(split, []).append(name)
     if not groups:
-        what = f"only files such as {every[0].name}" if every else "it is empty, or may not be read"
+        what = f"only files such as {next(iter(names))}" if names else "it is empty, or may not be read"
         raise IhdmError(f"{origin} holds no images ({what}); images end in {', '.join(sorted(SUFFIXES))}")
     return groups
+
+
+@lru_cache
+def _split_of(folder: str) -> str | None:
+    """The split of the images in a folder; None if it is hidden."""
+    parts = [part for part in folder.split("/") if part not in ("", ".")]
+    if any(part.startswith(".") or part == "__MACOSX" for part in parts):
+        return None
+    return next((SPLIT_WORDS[part] for part in parts[:2] if part in SPLIT_WORDS), "train")
+
+
+def _is_idx(name: str) -> bool:
+    return "images-idx3-ubyte" in name.rpartition("/")[2]
 
 
 def _split_word(word: str) -> str:

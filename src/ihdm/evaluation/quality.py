@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ihdm.cache import cache_folder
 from ihdm.data import ImageSet, evenly_spaced, unit_batches
 from ihdm.engine import exact_device
 from ihdm.errors import UsageError, unknown
@@ -19,7 +20,7 @@ from ihdm.evaluation import drawings
 from ihdm.evaluation.drawings import NEIGHBOURS, SPACES
 from ihdm.heat import GridLaplacian
 from ihdm.metrics.distances import Reference, frechet_distance, kernel_distance, read_reference, write_reference
-from ihdm.metrics.inception import FEATURES, SHA256, Inception, cache_folder, check_channels, features
+from ihdm.metrics.inception import FEATURES, SHA256, Inception, check_channels, features
 from ihdm.metrics.neighbours import Memorisation, Neighbours, memorisation, nearest
 from ihdm.metrics.spectra import Rings, log_spectral_distance
 from ihdm.model import Model

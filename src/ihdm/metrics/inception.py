@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from ihdm.cache import cache_folder
 from ihdm.errors import IhdmError, UsageError
 
 Convention = Literal["clean", "legacy"]
@@ -98,12 +99,6 @@ def find_inception(path: Path | None = None) -> Path:
         if candidate.is_file():
             return _checked(candidate)
     return _downloaded(cache_folder() / FILE)
-
-
-def cache_folder() -> Path:
-    """Where what takes long to get or to compute is kept: $IHDM_CACHE, or ihdm in the user's cache folder."""
-    own, shared = os.environ.get("IHDM_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own) if own else Path(shared or Path.home() / ".cache") / "ihdm"
 
 
 def _checked(path: Path, origin: str = "") -> Path:
