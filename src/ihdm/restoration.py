@@ -1,0 +1,259 @@
+"""Bringing back one's own blurred image: the reverse process, begun at the level whose blur the image has.
+
+What is seen is y = A u_0 + noise, with A a blur along each axis. In the cosine basis, along the data's colour axes,
+each coefficient is taken by itself, y_hat = T u_hat_0 + error: T is the diagonal of A, and N the power of the noise and
+of what A mixes in from other coefficients, since another program's blur is not quite diagonal in this basis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ihdm.errors import UsageError
+from ihdm.heat import Constant, GridLaplacian
+from ihdm.prior import Prior
+from ihdm.processes import InverseHeat, LinearSkip, Network, Spectrum
+from ihdm.processes.skip import rotate
+
+ROUNDING = 1 / (255 * math.sqrt(12))  # the standard deviation of rounding to 8 bits
+NOISES = tuple(ROUNDING * factor for factor in (1, 2, 4, 8))  # what an image may have besides its blur
+NARROWEST, FINENESS = 0.2, 1.03  # blur widths to compare: the smallest in pixels, and the ratio of neighbours
+DOUBT = 0.03  # the relative error of an estimated width (docs/studies/restore.md)
+BOXES = 3  # in place of a Gaussian
+LEAST_DECAY = 1e-3  # of coefficients that can be had back from the prior's float32
+LIFTED = 1.15  # the blur width of a small image brought to the grid, in units of its own pixels
+
+
+@dataclass(frozen=True)
+class Restored:
+    """images: (n, C, H, W) in [0, 1], on the CPU; blur_width: in pixels; level: where the reverse process began."""
+
+    images: Tensor
+    blur_width: float
+    level: int
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of the samples, (C, H, W)."""
+        return self.images.mean(0)
+
+    @property
+    def spread(self) -> Tensor:
+        """Their standard deviation in each pixel, (C, H, W): how unsure the model is."""
+        return self.images.std(0, correction=min(1, len(self.images) - 1))
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A blurred image (C, H, W), and what it says about each cosine coefficient of the sharp one, along colour axes.
+
+    width: of the blur in pixels; kind: which blur explains the image best; noise: a standard deviation.
+    y_hat, T, N: the image's coefficients, what the blur leaves of each, and the power of the error. All float64.
+    """
+
+    laplacian: GridLaplacian
+    spectrum: Spectrum
+    image: Tensor
+    width: float
+    kind: str
+    noise: float
+    y_hat: Tensor
+    T: Tensor
+    N: Tensor
+
+    def predict(self, t: float) -> tuple[Tensor, Tensor]:
+        """The best linear estimate of the coefficients of F(t) u_0 (Wiener's), and its mean squared error."""
+        mean, power = rotate(self.spectrum.mean[None], self.spectrum.axes)[0], self.spectrum.power
+        decay = torch.exp(t * self.laplacian.eigenvalues)
+        total = power * self.T.square() + self.N
+        estimate = mean + power * self.T / total * (self.y_hat - self.T * mean)
+        return decay * estimate, decay.square() * power * self.N / total
+
+    def deconvolved(self) -> Tensor:
+        """The best linear estimate of the sharp image, (C, H, W)."""
+        return self._image(self.predict(0.0)[0][None])[0]
+
+    def start(self, t: float, eps: Tensor, delta: float) -> Tensor:
+        """States at time t, one for each row of eps: the estimate, with noise that brings its error up to delta.
+
+        An 8-bit image has less noise than the process expects: a ninth of sigma = 0.01.
+        """
+        estimate, error = self.predict(t)
+        lacking = (delta**2 - error).clamp_min(0).sqrt()
+        return self._image(estimate + lacking * eps.cpu().double()).to(eps)
+
+    def blurred(self, u_0: Tensor) -> Tensor:
+        """Sharp images (B, C, H, W) under the blur that was found."""
+        rows, columns = (KINDS[self.kind](n, self.width) for n in self.laplacian.grid)
+        return self.laplacian.from_spectrum(rows @ self.laplacian.to_spectrum(u_0.cpu().double()) @ columns.mT)
+
+    def residual(self, u_0: Tensor) -> float:
+        """Root mean square difference between sharp images, blurred again, and the one seen."""
+        return float((self.blurred(u_0) - self.image).square().mean().sqrt())
+
+    def _image(self, u_hat: Tensor) -> Tensor:
+        return self.laplacian.from_spectrum(rotate(u_hat, self.spectrum.axes.mT))
+
+
+class Guided:
+    """The reverse process with its mean held to an observation.
+
+    After a step the process knows coefficients of F(t_{k-1}) u_0 up to about the error of the best linear predictor,
+    v = P E_{k-1}^2 sigma^2 / (P E_k^2 + sigma^2) (see `LinearSkip`); the observation implies them to be
+    y_hat E_{k-1} / T, up to r = N E_{k-1}^2 / T^2. The mean becomes the average of both, weighted by precision:
+    mu + v / (v + r) (y_hat E_{k-1} / T - mu). Noise delta is added after that, so that states have what they should.
+    At the end an image that is blurred again differs from the observation by no more than the error of the latter.
+    """
+
+    def __init__(self, process: InverseHeat, seen: Observation):
+        self.process, self.laplacian = process, seen.laplacian
+        self.variance = max(process.sigma, ROUNDING) ** 2
+        constants = process.schedule.t, seen.spectrum.axes, seen.spectrum.power, seen.y_hat, seen.T, seen.N
+        self._constants = [Constant(value) for value in constants]
+
+    def mean(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
+        """mu(u_k, k), pulled to the observation."""
+        mu = self.process.mean(network, u_k, k)
+        t, axes, power, y_hat, T, N = (constant.like(mu) for constant in self._constants)
+        coarse, fine = self.laplacian.decay(t[k], mu), self.laplacian.decay(t[k - 1], mu)
+        mu_hat = rotate(self.laplacian.to_spectrum(mu), axes)
+        ours = power * self.variance * T
+        pull = ours * (fine * y_hat - T * mu_hat) / (ours * T + N * (power * coarse.square() + self.variance))
+        return mu + self.laplacian.from_spectrum(rotate(pull, axes.mT))
+
+    def step(self, network: Network, u_k: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+        """Alg. 2, with that mean."""
+        return self.mean(network, u_k, k.expand(len(u_k))) + self.process.delta * eps
+
+
+def observe(process: InverseHeat, spectrum: Spectrum, image: Tensor, width: float | None = None) -> Observation:
+    """Find the blur of an image (C, H, W) in [0, 1]: its kind, its noise and, unless given, its width in pixels.
+
+    It is the most likely one if the sharp image's coefficients are independent and normal with the data's spectrum.
+    """
+    laplacian, widest = process.laplacian, process.schedule.sigma_B_max
+    if width is not None and not 0 <= width <= widest:
+        raise UsageError(
+            f"a blur width is from 0 to {widest:g} pixels, the widest that this model knows, not {width:g}"
+        )
+    if not bool((image.abs() <= 2).all()):  # a little beyond [0, 1] is noise
+        raise UsageError("the image has values far outside of [0, 1], or that are not numbers")
+    image = image.cpu().double()
+    y_hat = rotate(laplacian.to_spectrum(image[None]), spectrum.axes)[0]
+    best, most = ("Gaussian", 0.0, ROUNDING), -math.inf
+    for kind in KINDS:
+        for tried in _widths(widest) if width is None else [width]:
+            mean, power = _moments(laplacian, spectrum, kind, tried)
+            for noise in NOISES:
+                total = power + noise**2
+                likelihood = -float((total.log() + (y_hat - mean).square() / total).sum())
+                if likelihood > most:
+                    best, most = (kind, tried, noise), likelihood
+    kind, found, noise = best
+    mean, power = _moments(laplacian, spectrum, kind, found)
+    T = _diagonal(laplacian, kind, found)
+    doubt = 0.0 if width is not None else (_diagonal(laplacian, kind, found * (1 + DOUBT)) - T).square()
+    N = noise**2 + (power - T.square() * spectrum.power).clamp_min(0) + doubt * spectrum.power
+    mixed_in = mean - T * rotate(spectrum.mean[None], spectrum.axes)[0]
+    return Observation(laplacian, spectrum, image, found, kind, noise, y_hat - mixed_in, T, N)
+
+
+def nearest_level(sigma_B: Tensor, width: float) -> int:
+    """The level whose blur width is nearest on a logarithmic scale; 0 below half of the smallest width."""
+    if width < float(sigma_B[1]) / 2:
+        return 0
+    return 1 + int((sigma_B[1:].log() - math.log(width)).abs().argmin())
+
+
+def spectrum_of(process: InverseHeat, prior: Prior) -> Spectrum:
+    """What a model knows about the spectrum of its data: all of it with the linear skip, else the lowest of it.
+
+    The prior holds the lowest coefficients of the blurred training images. All others are taken to have the mean 0 and
+    a power that falls with the square of the frequency, as in natural images (App. A.5), from that of those few.
+    """
+    if isinstance(process.skip, LinearSkip):
+        return process.skip.spectrum
+    laplacian, channels = prior.laplacian, prior.coefficients.shape[1]
+    decay = torch.exp(prior.t_K * laplacian.eigenvalues)
+    known = prior.kept & (decay > LEAST_DECAY)
+    u_hat = prior.coefficients.cpu().double()[..., known[prior.kept]] / decay[known]
+    variance = u_hat.var(0, correction=0)
+    squared = -laplacian.eigenvalues.clamp_max(laplacian.eigenvalues.flatten()[1:].max())  # the lowest's, for the mean
+    mean, power = torch.zeros(2, channels, *laplacian.grid, dtype=torch.float64)
+    power += (variance * squared[known]).mean(-1)[:, None, None] / squared
+    mean[:, known], power[:, known] = u_hat.mean(0), variance
+    return Spectrum(mean, torch.eye(channels, dtype=torch.float64), power)
+
+
+def lift(image: Tensor, grid: Sequence[int]) -> tuple[Tensor, float]:
+    """A small image (C, h, w), averaged over areas, on a grid (H, W) of the same shape; and the blur width it has then.
+
+    A pixel that is the mean over f x f ones leaves sin(pi j / 2h) / (f sin(pi j / 2H)) of the cosine coefficient j
+    along each axis, which is undone; of frequencies from h on nothing is known, and a little of them is mixed into
+    the others. A blur of LIFTED f pixels makes both less than rounding to 8 bits does, and is applied.
+    """
+    small, large = GridLaplacian(image.shape[1:]), GridLaplacian(grid)
+    factor = max(H / h for H, h in zip(large.grid, small.grid))
+    u_hat = torch.zeros(1, len(image), *large.grid, dtype=torch.float64)
+    rows, columns = (_kept_by_averaging(n, N) for n, N in zip(small.grid, large.grid))
+    u_hat[..., : small.grid[0], : small.grid[1]] = small.to_spectrum(image.cpu().double()[None]) / (
+        rows[:, None] * columns
+    )
+    width = LIFTED * factor
+    lifted = large.dissipate(large.from_spectrum(u_hat), width**2 / 2)[0]
+    return lifted.clamp(0, 1).to(image), width
+
+
+def _kept_by_averaging(n: int, N: int) -> Tensor:
+    """What averaging N pixels of an axis to n leaves of each coefficient, in the orthonormal bases of both."""
+    j = torch.arange(n).double()
+    kept = torch.sin(math.pi * j / (2 * n)) / torch.sin(math.pi * j / (2 * N)) * (n / N)
+    kept[0] = 1
+    return kept * math.sqrt(n / N)
+
+
+def _widths(widest: float) -> list[float]:
+    steps = math.ceil(math.log(widest / NARROWEST) / math.log(FINENESS))
+    return [0.0, *(widest * FINENESS**-i for i in range(steps, -1, -1))]
+
+
+def _moments(laplacian: GridLaplacian, spectrum: Spectrum, kind: str, width: float) -> tuple[Tensor, Tensor]:
+    """Mean and power of the coefficients of blurred images, along colour axes."""
+    rows, columns = (KINDS[kind](n, width) for n in laplacian.grid)
+    mean = rows @ rotate(spectrum.mean[None], spectrum.axes)[0] @ columns.mT
+    return mean, rows.square() @ spectrum.power @ columns.square().mT
+
+
+def _diagonal(laplacian: GridLaplacian, kind: str, width: float) -> Tensor:
+    """What a blur leaves of each coefficient."""
+    rows, columns = (KINDS[kind](n, width).diagonal() for n in laplacian.grid)
+    return rows[:, None] * columns
+
+
+def _reflecting(n: int, width: float) -> Tensor:
+    """The heat equation's blur along an axis, in the cosine basis."""
+    return torch.exp(width**2 / 2 * GridLaplacian((n,)).eigenvalues).diag()
+
+
+def _boxes(n: int, width: float) -> Tensor:
+    """Boxes one after another with a Gaussian's variance, border pixels repeated: what Pillow and many others do.
+
+    Each is 2 l + 1 pixels and a part of one more on both sides (Gwosdek et al. 2011).
+    """
+    variance = width**2 / BOXES
+    l = math.floor((math.sqrt(12 * variance + 1) - 1) / 2)  # noqa: E741
+    part = (2 * l + 1) * (l * (l + 1) - 3 * variance) / (6 * (variance - (l + 1) ** 2))
+    offset, position = torch.arange(-l - 1, l + 2), torch.arange(n)
+    weight = torch.where(offset.abs() <= l, 1.0, part).double() / (2 * l + 1 + 2 * part)
+    taken = (position[:, None] + offset).clamp(0, n - 1)
+    box = torch.zeros(n, n, dtype=torch.float64).scatter_add_(1, taken, weight.expand(n, -1))
+    axis, blur = GridLaplacian((n,)), torch.linalg.matrix_power(box, BOXES)
+    return axis.to_spectrum(axis.to_spectrum(blur[None])[0].mT[None])[0].mT
+
+
+KINDS: dict[str, Callable[[int, float], Tensor]] = {"Gaussian": _reflecting, "three boxes": _boxes}
