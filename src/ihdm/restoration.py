@@ -1,14 +1,14 @@
 """Bringing back one's own blurred image: the reverse process, begun at the level whose blur the image has.
 
 What is seen is y = A u_0 + noise, with A a blur along each axis. In the cosine basis, along the data's colour axes,
-each coefficient is taken by itself, y_hat = T u_hat_0 + error: T is the diagonal of A, and N the power of the noise and
-of what A mixes in from other coefficients, since another program's blur is not quite diagonal in this basis.
+each coefficient is taken by itself, y_hat = T u_hat_0 + error: T is the diagonal of A; what A mixes in from other
+coefficients, since another program's blur is not quite diagonal in this basis, is estimated and taken off.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,8 @@ from ihdm.processes.skip import rotate
 
 ROUNDING = 1 / (255 * math.sqrt(12))  # the standard deviation of rounding to 8 bits
 NOISES = tuple(ROUNDING * factor for factor in (1, 2, 4, 8))  # what an image may have besides its blur
-NARROWEST, FINENESS = 0.2, 1.03  # blur widths to compare: the smallest in pixels, and the ratio of neighbours
+NARROWEST, COARSE, FINE = 0.2, 1.1, 1.02  # blur widths to compare: the smallest in pixels, ratios of neighbours
+TURNS, MIXED = 4, 0.6  # to find what a blur mixes in; the share of it that is taken to be wrong
 DOUBT = 0.03  # the relative error of an estimated width (docs/studies/restore.md)
 BOXES = 3  # in place of a Gaussian
 LEAST_DECAY = 1e-3  # of coefficients that can be had back from the prior's float32
@@ -145,21 +146,16 @@ def observe(process: InverseHeat, spectrum: Spectrum, image: Tensor, width: floa
         raise UsageError("the image has values far outside of [0, 1], or that are not numbers")
     image = image.cpu().double()
     y_hat = rotate(laplacian.to_spectrum(image[None]), spectrum.axes)[0]
-    best, most = ("Gaussian", 0.0, ROUNDING), -math.inf
-    for kind in KINDS:
-        for tried in _widths(widest) if width is None else [width]:
-            mean, power = _moments(laplacian, spectrum, kind, tried)
-            for noise in NOISES:
-                total = power + noise**2
-                likelihood = -float((total.log() + (y_hat - mean).square() / total).sum())
-                if likelihood > most:
-                    best, most = (kind, tried, noise), likelihood
-    kind, found, noise = best
-    mean, power = _moments(laplacian, spectrum, kind, found)
-    T = _diagonal(laplacian, kind, found)
-    doubt = 0.0 if width is not None else (_diagonal(laplacian, kind, found * (1 + DOUBT)) - T).square()
-    N = noise**2 + (power - T.square() * spectrum.power).clamp_min(0) + doubt * spectrum.power
-    mixed_in = mean - T * rotate(spectrum.mean[None], spectrum.axes)[0]
+    if width is None:
+        coarse = max(_guesses(laplacian, spectrum, y_hat, _widths(NARROWEST, widest, COARSE)))[2]
+        near = max(coarse / COARSE, NARROWEST), min(coarse * COARSE, widest)
+        widths = _widths(*near, FINE) if coarse else [0.0]
+    else:
+        widths = [width]
+    _, kind, found, noise = max(_guesses(laplacian, spectrum, y_hat, widths))
+    T, mixed_in = _effect(laplacian, spectrum, y_hat, kind, found)
+    doubt = 0.0 if width is not None else _effect(laplacian, spectrum, y_hat, kind, found * (1 + DOUBT))[0] - T
+    N = noise**2 + (MIXED * mixed_in).square() + spectrum.power * doubt**2
     return Observation(laplacian, spectrum, image, found, kind, noise, y_hat - mixed_in, T, N)
 
 
@@ -217,22 +213,42 @@ def _kept_by_averaging(n: int, N: int) -> Tensor:
     return kept * math.sqrt(n / N)
 
 
-def _widths(widest: float) -> list[float]:
-    steps = math.ceil(math.log(widest / NARROWEST) / math.log(FINENESS))
-    return [0.0, *(widest * FINENESS**-i for i in range(steps, -1, -1))]
+def _widths(narrowest: float, widest: float, ratio: float) -> list[float]:
+    """Blur widths to compare: none, and those of a range in steps of about a ratio."""
+    steps = math.ceil(math.log(widest / narrowest) / math.log(ratio))
+    return [0.0, *(widest * (narrowest / widest) ** (i / steps) for i in range(steps + 1))]
 
 
-def _moments(laplacian: GridLaplacian, spectrum: Spectrum, kind: str, width: float) -> tuple[Tensor, Tensor]:
-    """Mean and power of the coefficients of blurred images, along colour axes."""
+def _guesses(
+    laplacian: GridLaplacian, spectrum: Spectrum, y_hat: Tensor, widths: list[float]
+) -> Iterator[tuple[float, str, float, float]]:
+    """How likely the coefficients are, up to a constant, with each kind of blur, width and noise."""
+    mean = rotate(spectrum.mean[None], spectrum.axes)[0]
+    for kind in KINDS:
+        for width in widths:
+            T, mixed_in = _effect(laplacian, spectrum, y_hat, kind, width)
+            for noise in NOISES:
+                power = T.square() * spectrum.power + (MIXED * mixed_in).square() + noise**2
+                deviation = y_hat - mixed_in - T * mean
+                yield -float((power.log() + deviation.square() / power).sum()), kind, width, noise
+
+
+def _effect(
+    laplacian: GridLaplacian, spectrum: Spectrum, y_hat: Tensor, kind: str, width: float
+) -> tuple[Tensor, Tensor]:
+    """What a blur leaves of each coefficient, and what it mixes into each from others, judged by the image itself.
+
+    The sharp image is first taken to be the mean one, then in turns estimated without what that mixes in.
+    """
     rows, columns = (KINDS[kind](n, width) for n in laplacian.grid)
-    mean = rows @ rotate(spectrum.mean[None], spectrum.axes)[0] @ columns.mT
-    return mean, rows.square() @ spectrum.power @ columns.square().mT
-
-
-def _diagonal(laplacian: GridLaplacian, kind: str, width: float) -> Tensor:
-    """What a blur leaves of each coefficient."""
-    rows, columns = (KINDS[kind](n, width).diagonal() for n in laplacian.grid)
-    return rows[:, None] * columns
+    T, mean = rows.diagonal()[:, None] * columns.diagonal(), rotate(spectrum.mean[None], spectrum.axes)[0]
+    u_hat, mixed_in = mean, torch.zeros_like(mean)
+    for _ in range(TURNS):
+        mixed_in = rows @ u_hat @ columns.mT - T * u_hat
+        error = ROUNDING**2 + (MIXED * mixed_in).square()
+        gain = spectrum.power * T / (spectrum.power * T.square() + error)
+        u_hat = mean + gain * (y_hat - mixed_in - T * mean)
+    return T, mixed_in
 
 
 def _reflecting(n: int, width: float) -> Tensor:
