@@ -35,7 +35,7 @@ from ihdm.noise import Noise, SeededNoise
 from ihdm.pixels import to_bytes
 from ihdm.prior import Prior
 from ihdm.processes import DDPM, IdentitySkip, InverseHeat, LinearSkip, Process, Spectrum, StandardNormal
-from ihdm.restoration import Guided, Observation, Restored, nearest_level, observe, spectrum_of
+from ihdm.restoration import Guided, Observation, Restored, nearest_level, observe, spectra_of
 from ihdm.sampler import Reverse, Step, chain, last, reverse_step
 from ihdm.schedule import Schedule
 
@@ -211,7 +211,7 @@ class Model(nn.Module):
                 f"the model restores images of {'x'.join(map(str, self.config.shape))} (channels x height x width) in "
                 f"[0, 1], not {image.dtype} of {'x'.join(map(str, image.shape))}"
             )
-        return observe(self.process, spectrum_of(self.process, self.prior), image, blur_width)
+        return observe(self.process, spectra_of(self.process, self.prior), image, blur_width)
 
     def blur_level(self, image: Tensor, blur_width: float | None = None) -> tuple[float, int]:
         """The blur width of an image (C, H, W) in [0, 1], given or estimated, and the level nearest to it."""
@@ -230,18 +230,12 @@ class Model(nn.Module):
         delta_ratio: float | None = None,
         precision: torch.dtype = torch.float32,
         compiled: bool = True,
-        first: int = 0,
     ) -> Iterator[tuple[int, Tensor]]:
-        """(k, u_k) for k = level..0: n ways back from a blurred image, on the model's device; options of `restore`."""
+        """(k, u_k) for k = level..0: n ways back from a blurred image, on the model's device; options as of `restore`."""
         seen = self.observation(image, blur_width)
-        process: Any = self._process(delta_ratio)
-        level = nearest_level(process.schedule.sigma_B, seen.width)
-        numbers = torch.arange(first, first + n, device=next(self.network.parameters()).device)
-        noise = SeededNoise(seed, numbers, self.config.shape)
-        u = seen.start(float(process.schedule.t[level]), noise(process.K + 1), process.delta if level else 0.0)
-        guided = Guided(process, seen) if consistent else process
-        return chain(self._step(guided, noise, n, precision, compiled), u, level)
+        return self._way_back(seen, range(n), seed, consistent, delta_ratio, precision, compiled)
 
+    @torch.no_grad()
     def restore(
         self,
         image: Tensor,
@@ -263,20 +257,36 @@ class Model(nn.Module):
         """
         if n < 1:
             raise UsageError(f"cannot make {n} images")
-        width, level = self.blur_level(image, blur_width)
+        seen = self.observation(image, blur_width)
         size = _even(n, batch_size or self.batch_size(n, precision, compiled))
-        options: dict[str, Any] = {"consistent": consistent, "delta_ratio": delta_ratio, "precision": precision}
         images = []
         with tqdm(total=n, desc="restoring", unit="image", disable=not progress, leave=False) as bar:
             for first in range(0, n, size):
-                count = min(size, n - first)
+                numbers = range(first, min(first + size, n))
                 with memory.advice(lambda: self.fewer_images(size, precision, compiled)):
-                    states = self.restoring(
-                        image, count, seed, blur_width=width, compiled=compiled, first=first, **options
-                    )
+                    states = self._way_back(seen, numbers, seed, consistent, delta_ratio, precision, compiled)
                     images.append(last(states).clamp(0, 1).cpu())
-                bar.update(count)
-        return Restored(torch.cat(images), width, level)
+                bar.update(len(numbers))
+        return Restored(torch.cat(images), seen.width, nearest_level(self.process.schedule.sigma_B, seen.width))
+
+    def _way_back(
+        self,
+        seen: Observation,
+        numbers: range,
+        seed: int,
+        consistent: bool,
+        delta_ratio: float | None,
+        precision: torch.dtype,
+        compiled: bool,
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The states of the samples with the given numbers, from the level of what was seen."""
+        process: Any = self._process(delta_ratio)
+        level = nearest_level(process.schedule.sigma_B, seen.width)
+        rows = torch.tensor(numbers, device=next(self.network.parameters()).device)
+        noise = SeededNoise(seed, rows, self.config.shape)
+        u = seen.start(float(process.schedule.t[level]), noise(process.K + 1), process.delta if level else 0.0)
+        guided = Guided(process, seen) if consistent else process
+        return chain(self._step(guided, noise, len(rows), precision, compiled), u, level)
 
     def _process(self, delta_ratio: float | None) -> Process:
         return self.process if delta_ratio is None else self.process.with_noise(delta_ratio)

@@ -7,6 +7,7 @@ coefficients, since another program's blur is not quite diagonal in this basis, 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ TURNS, MIXED = 4, 0.6  # to find what a blur mixes in; the share of it that is t
 DOUBT = 0.03  # the relative error of an estimated width (docs/studies/restore.md)
 BOXES = 3  # in place of a Gaussian
 LEAST_DECAY = 1e-3  # of coefficients that can be had back from the prior's float32
+FACTORS = tuple(4.0**-i for i in range(5))  # of power, in units of 1 / frequency^2, in radians per pixel
 LIFTED = 1.15  # the blur width of a small image brought to the grid, in units of its own pixels
 
 
@@ -132,10 +134,12 @@ class Guided:
         return self.mean(network, u_k, k.expand(len(u_k))) + self.process.delta * eps
 
 
-def observe(process: InverseHeat, spectrum: Spectrum, image: Tensor, width: float | None = None) -> Observation:
+def observe(
+    process: InverseHeat, spectra: Sequence[Spectrum], image: Tensor, width: float | None = None
+) -> Observation:
     """Find the blur of an image (C, H, W) in [0, 1]: its kind, its noise and, unless given, its width in pixels.
 
-    It is the most likely one if the sharp image's coefficients are independent and normal with the data's spectrum.
+    It is the most likely one if the sharp image's coefficients are independent and normal with one of the spectra.
     """
     laplacian, widest = process.laplacian, process.schedule.sigma_B_max
     if width is not None and not 0 <= width <= widest:
@@ -145,14 +149,16 @@ def observe(process: InverseHeat, spectrum: Spectrum, image: Tensor, width: floa
     if not bool((image.abs() <= 2).all()):  # a little beyond [0, 1] is noise
         raise UsageError("the image has values far outside of [0, 1], or that are not numbers")
     image = image.cpu().double()
-    y_hat = rotate(laplacian.to_spectrum(image[None]), spectrum.axes)[0]
+    image_hat = laplacian.to_spectrum(image[None])
     if width is None:
-        coarse = max(_guesses(laplacian, spectrum, y_hat, _widths(NARROWEST, widest, COARSE)))[2]
+        coarse = max(_guesses(laplacian, spectra, image_hat, _widths(NARROWEST, widest, COARSE)))[1]
         near = max(coarse / COARSE, NARROWEST), min(coarse * COARSE, widest)
         widths = _widths(*near, FINE) if coarse else [0.0]
     else:
         widths = [width]
-    _, kind, found, noise = max(_guesses(laplacian, spectrum, y_hat, widths))
+    _, found, kind, noise, chosen = max(_guesses(laplacian, spectra, image_hat, widths))
+    spectrum = spectra[chosen]
+    y_hat = rotate(image_hat, spectrum.axes)[0]
     T, mixed_in = _effect(laplacian, spectrum, y_hat, kind, found)
     doubt = 0.0 if width is not None else _effect(laplacian, spectrum, y_hat, kind, found * (1 + DOUBT))[0] - T
     N = noise**2 + (MIXED * mixed_in).square() + spectrum.power * doubt**2
@@ -166,24 +172,23 @@ def nearest_level(sigma_B: Tensor, width: float) -> int:
     return 1 + int((sigma_B[1:].log() - math.log(width)).abs().argmin())
 
 
-def spectrum_of(process: InverseHeat, prior: Prior) -> Spectrum:
-    """What a model knows about the spectrum of its data: all of it with the linear skip, else the lowest of it.
+def spectra_of(process: InverseHeat, prior: Prior) -> list[Spectrum]:
+    """What a model knows about the spectrum of its data: all of it with the linear skip, else several guesses.
 
     The prior holds the lowest coefficients of the blurred training images. All others are taken to have the mean 0 and
-    a power that falls with the square of the frequency, as in natural images (App. A.5), from that of those few.
+    a power that falls with the square of the frequency, as in natural images (App. A.5), times several factors.
     """
     if isinstance(process.skip, LinearSkip):
-        return process.skip.spectrum
+        return [process.skip.spectrum]
     laplacian, channels = prior.laplacian, prior.coefficients.shape[1]
     decay = torch.exp(prior.t_K * laplacian.eigenvalues)
     known = prior.kept & (decay > LEAST_DECAY)
     u_hat = prior.coefficients.cpu().double()[..., known[prior.kept]] / decay[known]
-    variance = u_hat.var(0, correction=0)
-    squared = -laplacian.eigenvalues.clamp_max(laplacian.eigenvalues.flatten()[1:].max())  # the lowest's, for the mean
     mean, power = torch.zeros(2, channels, *laplacian.grid, dtype=torch.float64)
-    power += (variance * squared[known]).mean(-1)[:, None, None] / squared
-    mean[:, known], power[:, known] = u_hat.mean(0), variance
-    return Spectrum(mean, torch.eye(channels, dtype=torch.float64), power)
+    power -= 1 / laplacian.eigenvalues.clamp_max(laplacian.eigenvalues.flatten()[1:].max())
+    mean[:, known], axes = u_hat.mean(0), torch.eye(channels, dtype=torch.float64)
+    variance = u_hat.var(0, correction=0)
+    return [Spectrum(mean, axes, (factor * power).masked_scatter(known, variance)) for factor in FACTORS]
 
 
 def lift(image: Tensor, grid: Sequence[int]) -> tuple[Tensor, float]:
@@ -220,17 +225,16 @@ def _widths(narrowest: float, widest: float, ratio: float) -> list[float]:
 
 
 def _guesses(
-    laplacian: GridLaplacian, spectrum: Spectrum, y_hat: Tensor, widths: list[float]
-) -> Iterator[tuple[float, str, float, float]]:
-    """How likely the coefficients are, up to a constant, with each kind of blur, width and noise."""
-    mean = rotate(spectrum.mean[None], spectrum.axes)[0]
-    for kind in KINDS:
-        for width in widths:
-            T, mixed_in = _effect(laplacian, spectrum, y_hat, kind, width)
-            for noise in NOISES:
-                power = T.square() * spectrum.power + (MIXED * mixed_in).square() + noise**2
-                deviation = y_hat - mixed_in - T * mean
-                yield -float((power.log() + deviation.square() / power).sum()), kind, width, noise
+    laplacian: GridLaplacian, spectra: Sequence[Spectrum], image_hat: Tensor, widths: list[float]
+) -> Iterator[tuple[float, float, str, float, int]]:
+    """How likely an image is, up to a constant, with each width, kind of blur, noise and spectrum."""
+    for (number, spectrum), kind, width in itertools.product(enumerate(spectra), KINDS, widths):
+        y_hat, mean = (rotate(u_hat, spectrum.axes)[0] for u_hat in (image_hat, spectrum.mean[None]))
+        T, mixed_in = _effect(laplacian, spectrum, y_hat, kind, width)
+        for noise in NOISES:
+            power = T.square() * spectrum.power + (MIXED * mixed_in).square() + noise**2
+            deviation = y_hat - mixed_in - T * mean
+            yield -float((power.log() + deviation.square() / power).sum()), width, kind, noise, number
 
 
 def _effect(
