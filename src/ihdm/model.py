@@ -231,7 +231,7 @@ class Model(nn.Module):
         precision: torch.dtype = torch.float32,
         compiled: bool = True,
     ) -> Iterator[tuple[int, Tensor]]:
-        """(k, u_k) for k = level..0: n ways back from a blurred image, on the model's device; options as of `restore`."""
+        """(k, u_k) for k = level..0: the n ways of `restore` back from a blurred image, on the model's device."""
         seen = self.observation(image, blur_width)
         return self._way_back(seen, range(n), seed, consistent, delta_ratio, precision, compiled)
 
