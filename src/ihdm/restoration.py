@@ -195,8 +195,8 @@ def lift(image: Tensor, grid: Sequence[int]) -> tuple[Tensor, float]:
     """A small image (C, h, w), averaged over areas, on a grid (H, W) of the same shape; and the blur width it has then.
 
     A pixel that is the mean over f x f ones leaves sin(pi j / 2h) / (f sin(pi j / 2H)) of the cosine coefficient j
-    along each axis, which is undone; of frequencies from h on nothing is known, and a little of them is mixed into
-    the others. A blur of LIFTED f pixels makes both less than rounding to 8 bits does, and is applied.
+    along each axis, which is undone. Of frequencies from h on nothing is known: a blur of LIFTED f pixels is applied,
+    which leaves less than a hundredth of them. What they mix into the others stays, and is less than 1/255 (rms).
     """
     small, large = GridLaplacian(image.shape[1:]), GridLaplacian(grid)
     factor = max(H / h for H, h in zip(large.grid, small.grid))
