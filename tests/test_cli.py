@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import json
 import signal
+import struct
 import subprocess
 import sys
 import time
+import zlib
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from ihdm.cli import VERBS, main
 from ihdm.config import presets
@@ -42,6 +44,16 @@ def refused(words, code, message, capsys):
     assert stop.value.code == code
     assert message in error
     assert "Traceback" not in error
+
+
+def huge_png(width: int, height: int) -> bytes:
+    """A file of a few bytes that says it is a large image."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
 def test_help_names_every_verb_and_preset_at_once(capsys):
@@ -89,12 +101,28 @@ finally: assert "torch" not in sys.modules"""
         (["sample", "./nowhere"], 1, "no model folder"),
         (["sample", "model", "--n", "0"], 2, "at least 1"),
         (["sample", "model", "--delta-ratio", "-1"], 2, "negative"),
+        (["restore", "model", "nowhere.png"], 1, "nowhere.png is not an image"),
+        (["restore", "model", "a-file"], 1, "a-file is not an image"),
+        (["restore", "model", "large.png"], 2, "--resize"),
+        (["restore", "model", "huge.png"], 1, "huge.png is not an image"),
+        (["restore", "model", "oblong.png"], 2, "smaller ones of the same shape"),
+        (["restore", "model", "fit.png", "--blur-width", "wide"], 2, "auto or a number"),
+        (["restore", "model", "fit.png", "--blur-width", "-1"], 2, "auto or a number"),
+        (["restore", "model", "fit.png", "--blur-width", "7"], 2, "from 0 to 6 pixels"),
+        (["restore", "model", "small.png", "--blur-width", "2"], 2, "follows from its size"),
+        (["restore", "model", "dot.png"], 2, "from 0 to 6 pixels"),
+        (["restore", "model", "fit.png", "--n", "0"], 2, "at least 1"),
+        (["restore", "model", "fit.png", "--delta-ratio", "nan"], 2, "not negative"),
+        (["restore", "model", "fit.png", "--out", "a-file"], 1, "a-file"),
         (["info", "./nowhere"], 1, "no model folder"),
         (["info", "model", "--set", "process.K=3"], 2, "go with a preset"),
     ],
 )
 def test_wrong_words_end_with_a_message_and_a_code(words, code, message, model, capsys, monkeypatch, tmp_path):
     (tmp_path / "a-file").write_text("")
+    for name, size in {"fit": (8, 8), "small": (4, 4), "dot": (1, 1), "large": (9, 9), "oblong": (6, 4)}.items():
+        Image.new("L", size).save(tmp_path / f"{name}.png")
+    (tmp_path / "huge.png").write_bytes(huge_png(50_000, 50_000))
     if message == "IHDM_DATA":
         monkeypatch.setitem(sys.modules, "datasets", None)  # as if the hf extra were not installed
     if message == "no device" and torch.cuda.is_available():
@@ -127,6 +155,46 @@ def test_train_on_a_folder_of_photos_then_sample(tmp_path, capsys):
     assert Image.open("g/grid.png").size[0] > 3 * 13
     main(["sample", "here/model", "--n", "2"])
     assert (tmp_path / "samples.png").exists()
+
+
+def test_restore_makes_pictures_and_says_what_it_found(model, tiny_images, tmp_path, capsys):
+    sharp = Image.fromarray(tiny_images.held_out[0, 0].numpy())
+    sharp.filter(ImageFilter.GaussianBlur(1.5)).save("blurred.png")
+    main(["restore", model, "blurred.png", "--n", "3", "--out", "out"])
+    said = capsys.readouterr().out
+    assert "(estimated), level" in said and "/255 (rms)" in said and "out/restored.png" in said
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        *("00.png", "01.png", "02.png"),
+        *("input.png", "restored.png"),
+    ]
+    assert np.array_equal(np.asarray(Image.open("out/input.png")), np.asarray(Image.open("blurred.png")))
+    assert Image.open("out/00.png").size == (8, 8) and Image.open("out/restored.png").width > 3 * 64
+    main(["restore", model, "blurred.png", "--blur-width", "1.5", "--no-consistent", "--n", "1", "--out", "free"])
+    assert "blur width 1.50 pixels (given)" in capsys.readouterr().out
+    sharp.reduce(2).save("small.png")
+    main(["restore", model, "small.png", "--n", "1", "--out", "small"])
+    assert "blur width 2.30 pixels (of small pixels)" in capsys.readouterr().out
+
+
+def test_restore_reads_every_kind_of_image(model, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    grey = rng.integers(60, 200, (8, 8), dtype=np.uint8)
+    colour = Image.fromarray(np.stack([grey] * 3, -1))
+    turned = Image.Exif()
+    turned[0x0112] = 6  # to be turned by 90 degrees
+    alpha = Image.fromarray(np.dstack([grey, np.full_like(grey, 255)]))
+    Image.fromarray(grey).save("grey.png")
+    Image.fromarray(grey.astype(np.uint16) * 257).save("deep.png")
+    Image.fromarray(np.rot90(grey)).save("turned.png", exif=turned)
+    alpha.save("alpha.png")
+    colour.save("colour.png")
+    colour.resize((24, 16), Image.Resampling.NEAREST).save("large.png")
+    for name in ("grey", "deep", "turned", "alpha", "colour"):
+        main(["restore", model, f"{name}.png", "--n", "1", "--out", name, "--blur-width", "1"])
+        assert ("is colour; the model's images are grey" in capsys.readouterr().out) == (name == "colour")
+        assert np.array_equal(np.asarray(Image.open(f"{name}/input.png")), grey), name
+    main(["restore", model, "large.png", "--n", "1", "--out", "large", "--resize"])
+    assert Image.open("large/00.png").size == (8, 8)
 
 
 def test_a_data_path_in_any_script_is_found_again(tmp_path, capsys):

@@ -15,6 +15,7 @@ from ihdm.verbs.demo import demo
 from ihdm.verbs.evaluate import evaluate
 from ihdm.verbs.info import info
 from ihdm.verbs.likelihood import likelihood
+from ihdm.verbs.restore import restore
 from ihdm.verbs.sample import sample
 from ihdm.verbs.study import study
 from ihdm.verbs.train import train
@@ -27,6 +28,7 @@ LESS_MEMORY = (
 VERBS: dict[str, Callable[..., None]] = {
     "train": train,
     "sample": sample,
+    "restore": restore,
     "likelihood": likelihood,
     "evaluate": evaluate,
     "study": study,

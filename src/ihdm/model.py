@@ -35,7 +35,8 @@ from ihdm.noise import Noise, SeededNoise
 from ihdm.pixels import to_bytes
 from ihdm.prior import Prior
 from ihdm.processes import DDPM, IdentitySkip, InverseHeat, LinearSkip, Process, Spectrum, StandardNormal
-from ihdm.sampler import Step, chain, last, reverse_step
+from ihdm.restoration import Guided, Observation, Restored, nearest_level, observe, spectra_of
+from ihdm.sampler import Reverse, Step, chain, last, reverse_step
 from ihdm.schedule import Schedule
 
 NETWORK, SPECTRUM = "network.", "spectrum."  # prefixes of the tensors in WEIGHTS
@@ -204,10 +205,96 @@ class Model(nn.Module):
             raise ValueError(f"the model has levels 0 to {process.K}, not {level}")
         return chain(self._step(process, noise, len(start), precision, compiled), start, level)
 
+    def observation(self, image: Tensor, blur_width: float | None = None) -> Observation:
+        """What a blurred image (C, H, W) in [0, 1] says; its blur width in pixels is estimated unless given."""
+        if not isinstance(self.process, InverseHeat) or self.process.filter is not None:
+            raise UsageError("restoring needs a model of the heat equation (process.kind=heat, process.blur=heat)")
+        if tuple(image.shape) != tuple(self.config.shape) or not image.is_floating_point():
+            raise UsageError(
+                f"the model restores images of {'x'.join(map(str, self.config.shape))} (channels x height x width) in "
+                f"[0, 1], not {image.dtype} of {'x'.join(map(str, image.shape))}"
+            )
+        return observe(self.process, spectra_of(self.process, self.prior), image, blur_width)
+
+    def blur_level(self, image: Tensor, blur_width: float | None = None) -> tuple[float, int]:
+        """The blur width of an image (C, H, W) in [0, 1], given or estimated, and the level nearest to it."""
+        width = self.observation(image, blur_width).width
+        return width, nearest_level(self.process.schedule.sigma_B, width)
+
+    @torch.no_grad()
+    def restoring(
+        self,
+        image: Tensor,
+        n: int = 8,
+        seed: int = 0,
+        *,
+        blur_width: float | None = None,
+        consistent: bool = True,
+        delta_ratio: float | None = None,
+        precision: torch.dtype = torch.float32,
+        compiled: bool = True,
+    ) -> Iterator[tuple[int, Tensor]]:
+        """(k, u_k) for k = level..0: the n ways of `restore` back from a blurred image, on the model's device."""
+        seen = self.observation(image, blur_width)
+        return self._way_back(seen, range(n), seed, consistent, delta_ratio, precision, compiled)
+
+    @torch.no_grad()
+    def restore(
+        self,
+        image: Tensor,
+        n: int = 8,
+        seed: int = 0,
+        *,
+        blur_width: float | None = None,
+        consistent: bool = True,
+        delta_ratio: float | None = None,
+        batch_size: int | None = None,
+        precision: torch.dtype = torch.float32,
+        compiled: bool = True,
+        progress: bool = False,
+    ) -> Restored:
+        """n sharp images that a blurred one (C, H, W) in [0, 1] may come from; sample i depends on the seed and i.
+
+        blur_width: in pixels; None: estimated. consistent: hold the samples to the image, so that they look like it
+        when they are blurred again; else it is where they start, and no more. Other options as of `sample`.
+        """
+        if n < 1:
+            raise UsageError(f"cannot make {n} images")
+        seen = self.observation(image, blur_width)
+        size = _even(n, batch_size or self.batch_size(n, precision, compiled))
+        images = []
+        with tqdm(total=n, desc="restoring", unit="image", disable=not progress, leave=False) as bar:
+            for first in range(0, n, size):
+                numbers = range(first, min(first + size, n))
+                with memory.advice(lambda: self.fewer_images(size, precision, compiled)):
+                    states = self._way_back(seen, numbers, seed, consistent, delta_ratio, precision, compiled)
+                    images.append(last(states).clamp(0, 1).cpu())
+                bar.update(len(numbers))
+        return Restored(torch.cat(images), seen.width, nearest_level(self.process.schedule.sigma_B, seen.width))
+
+    def _way_back(
+        self,
+        seen: Observation,
+        numbers: range,
+        seed: int,
+        consistent: bool,
+        delta_ratio: float | None,
+        precision: torch.dtype,
+        compiled: bool,
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The states of the samples with the given numbers, from the level of what was seen."""
+        process: Any = self._process(delta_ratio)
+        level = nearest_level(process.schedule.sigma_B, seen.width)
+        rows = torch.tensor(numbers, device=next(self.network.parameters()).device)
+        noise = SeededNoise(seed, rows, self.config.shape)
+        u = seen.start(float(process.schedule.t[level]), noise(process.K + 1), process.delta if level else 0.0)
+        guided = Guided(process, seen) if consistent else process
+        return chain(self._step(guided, noise, len(rows), precision, compiled), u, level)
+
     def _process(self, delta_ratio: float | None) -> Process:
         return self.process if delta_ratio is None else self.process.with_noise(delta_ratio)
 
-    def _step(self, process: Process, noise: Noise, size: int, precision: torch.dtype, compiled: bool) -> Step:
+    def _step(self, process: Reverse, noise: Noise, size: int, precision: torch.dtype, compiled: bool) -> Step:
         """One reverse step for batches of a size."""
         device = next(self.network.parameters()).device
         step = reverse_step(process, inference(self.network, precision, compiled), noise)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 Step = Callable[[Tensor, Tensor], Tensor]
 
 
-def reverse_step(process: Process, network: Network, noise: Noise) -> Step:
+class Reverse(Protocol):
+    """What can go from level k to level k - 1 with noise eps."""
+
+    def step(self, network: Network, u_k: Tensor, k: Tensor, eps: Tensor) -> Tensor: ...
+
+
+def reverse_step(process: Reverse, network: Network, noise: Noise) -> Step:
     """The function from u_k and k (a tensor without dimensions) to u_prev.
 
     It takes mu and adds the sampling noise; the last step adds none, which cannot help an image (App. B.1).

@@ -87,8 +87,8 @@ class LinearSkip:
         t, mean, axes, power = (constant.like(u_k) for constant in (self._t, self._mean, self._axes, self._power))
         coarse, fine = self.laplacian.decay(t[k], u_k), self.laplacian.decay(t[k - 1], u_k)
         gain = power * fine * coarse / (power * coarse.square() + self.sigma**2)
-        deviation = _rotate(self.laplacian.to_spectrum(u_k) - coarse * mean, axes)
-        return self.laplacian.from_spectrum(fine * mean + _rotate(gain * deviation, axes.mT))
+        deviation = rotate(self.laplacian.to_spectrum(u_k) - coarse * mean, axes)
+        return self.laplacian.from_spectrum(fine * mean + rotate(gain * deviation, axes.mT))
 
     def _rms_error(self, t_fine: Tensor, t_coarse: Tensor) -> float:
         """c_k, from the times of levels k - 1 and k."""
@@ -97,6 +97,6 @@ class LinearSkip:
         return float((power * fine**2 * variance / (power * coarse**2 + variance)).mean().sqrt())
 
 
-def _rotate(u_hat: Tensor, axes: Tensor) -> Tensor:
+def rotate(u_hat: Tensor, axes: Tensor) -> Tensor:
     """Coordinates along the columns of `axes` instead of the colour channels."""
     return torch.einsum("nc...,cd->nd...", u_hat, axes)

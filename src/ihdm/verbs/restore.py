@@ -1,0 +1,120 @@
+"""`ihdm restore`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import OmitArgPrefixes, Positional, arg
+
+from ihdm.errors import UsageError
+from ihdm.verbs.words import AS_USUAL, Computing, ModelName, check_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+COLUMNS = 8  # of samples in a picture
+
+
+def restore(
+    model: ModelName,
+    image: Annotated[Positional[Path], arg(metavar="IMAGE")],
+    /,
+    blur_width: Annotated[str, arg(metavar="auto|PIXELS")] = "auto",
+    n: int = 8,
+    seed: int = 0,
+    out: Annotated[Path, arg(metavar="FOLDER")] = Path("restored"),
+    consistent: bool = True,
+    resize: bool = False,
+    delta_ratio: Annotated[float | None, arg(metavar="RATIO", help_behavior_hint="")] = None,
+    computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
+) -> None:
+    """Make sharp images of one's own blurred or small one.
+
+    Args:
+        model: a model folder, a run folder, or owner/name on the hub
+        image: a blurred image of the size that the model makes, or a smaller one of the same shape
+        blur_width: standard deviation of the blur in pixels, the radius of many programs' blurs; auto: estimated
+        n: how many sharp images to make
+        seed: sample i depends on the seed and i alone
+        out: a folder for input.png, restored.png (all in one picture) and each sample, 00.png and so on
+        consistent: let samples start from the image and no more: blurred again, they need not look like it
+        resize: crop an image and bring it to the model's size; the blur width is then that in the model's pixels
+        delta_ratio: sampling noise in units of sigma: more gives more detail, then noise; default: the model's
+    """
+    width = _pixels(blur_width)
+    if n < 1:
+        raise UsageError("--n must be at least 1")
+    if delta_ratio is not None and not 0 <= delta_ratio < float("inf"):
+        raise UsageError(f"--delta-ratio must be finite and not negative: {delta_ratio}")
+    check_folder(out)
+    from ihdm import pictures
+    from ihdm.engine import choose_device, choose_precision, keep_freed_memory, placed
+    from ihdm.model import Model
+
+    keep_freed_memory()
+    place = choose_device(computing.device)
+    loaded = Model.from_pretrained(model)
+    given, own_width = _read(image, loaded.config.shape, resize)
+    if own_width is not None and width is not None:
+        raise UsageError("--blur-width is for images of the model's size; that of a smaller one follows from its size")
+    how = "estimated" if width is None and own_width is None else "given" if own_width is None else "of small pixels"
+    width = own_width if width is None else width
+    seen = loaded.observation(given, width)
+    found = placed(loaded, place).restore(
+        given,
+        n,
+        seed,
+        blur_width=width,
+        consistent=consistent,
+        delta_ratio=delta_ratio,
+        batch_size=computing.batch_size,
+        precision=choose_precision(computing.precision, place, math.prod(loaded.config.shape[1:])),
+        compiled=computing.compile,
+        progress=True,
+    )
+    print(f"blur width {found.blur_width:.2f} pixels ({how}), level {found.level} of {loaded.process.K}")
+    print(f"blurred again, the samples differ from the image by {255 * seen.residual(found.images):.2f}/255 (rms)")
+    pictures.plain(given).save(out / "input.png")
+    for i, sample in enumerate(found.images):
+        pictures.plain(sample).save(out / f"{i:02d}.png")
+    parts = {"input": given[None], "samples": found.images, "mean": found.mean[None]}
+    parts |= {"spread": found.spread[None] * 2}  # of values in [0, 1] it is at most a half
+    pages = [pictures.grid(some, min(len(some), COLUMNS), caption) for caption, some in parts.items()]
+    pictures.beside(*pages).save(out / "restored.png")
+    print(out / "restored.png")
+
+
+def _pixels(word: str) -> float | None:
+    """A blur width as it was typed; None: to be estimated."""
+    if word == "auto":
+        return None
+    try:
+        width = float(word)
+    except ValueError:
+        width = math.nan
+    if not 0 <= width < math.inf:
+        raise UsageError(f"--blur-width takes auto or a number of pixels, not {word}")
+    return width
+
+
+def _read(path: Path, shape: tuple[int, int, int], resize: bool) -> tuple[Tensor, float | None]:
+    """The image in the model's shape, in [0, 1], and its blur width if that follows from its size."""
+    from ihdm.data.images import Files, decode, picture_shape
+    from ihdm.pixels import to_unit
+    from ihdm.restoration import lift
+
+    files, grid = Files([path]), shape[1:]
+    channels, *size = picture_shape(files, None, None)
+    if channels != shape[0]:
+        kinds = {1: "grey", 3: "colour", 4: "colour with alpha"}
+        print(f"{path} is {kinds[channels]}; the model's images are {kinds.get(shape[0], f'of {shape[0]} channels')}")
+    if tuple(size) == grid or resize:
+        return to_unit(decode(files, grid, shape[0])[0]), None
+    if size[0] * grid[1] == size[1] * grid[0] and size[0] < grid[0]:
+        return lift(to_unit(decode(files, None, shape[0])[0]), grid)
+    raise UsageError(
+        f"{path} is {size[0]} x {size[1]} and the model restores images of {grid[0]} x {grid[1]} (height x width) or "
+        f"smaller ones of the same shape; shrink it, or add --resize to have it cropped and brought to that size"
+    )
