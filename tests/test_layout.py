@@ -19,7 +19,7 @@ FLOORS = [  # a module imports from its own floor or those before it
     {"model"},
     {"run", "evaluation"},
     {"trainer", "describe"},
-    {"demo", "studies"},
+    {"demo", "studies", "app"},
     {"verbs"},
     {"cli", "__main__"},
 ]
