@@ -17,7 +17,6 @@ from ihdm.app.studio import States
 from ihdm.errors import IhdmError
 
 QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-FAILED = "That did not work."
 EVERY = 0.25  # seconds between pictures that are shown while one computes
 
 
@@ -54,7 +53,6 @@ class Bench:
             show_progress="hidden",
             api_visibility="private",
         )
-        working.failure(lambda: said(FAILED, problem=True), None, self.status, **QUIET)
         working.then(lambda: gr.update(interactive=False), None, self.cancel, **QUIET)
         self.cancel.click(
             lambda: (said("Cancelled."), gr.update(interactive=False)),
@@ -99,5 +97,8 @@ def _plainly(work: Callable[..., Iterator[tuple[Any, ...]]], outputs: int) -> Ca
         except IhdmError as error:
             gr.Warning(html.escape(str(error)), title="Not like this")
             yield said(str(error), problem=True), *[gr.skip()] * outputs
+        except Exception:
+            yield said("Something went wrong; the terminal says what.", problem=True), *[gr.skip()] * outputs
+            raise
 
     return plain

@@ -91,7 +91,7 @@ class Studio:
         return self._path(start, SeededNoise(seed, numbers, self.shape), delta_ratio=delta_ratio)
 
     def starts(self, colour: Sequence[float] | float, count: int) -> Tensor:
-        """Numbers of starts: the one nearest to an average colour (or brightness), then others, far apart, by brightness."""
+        """Numbers of starts: the nearest to an average colour or brightness, then others far apart, dark to bright."""
         prior = self.model.prior
         pool = torch.arange(0, len(prior), -(-len(prior) // POOL))
         colours = prior.colours()[pool].cpu()

@@ -7,14 +7,14 @@ import gradio as gr
 CSS = """
 .gradio-container { width: 100% !important; max-width: 1180px !important; margin: 0 auto !important; }
 .gradio-container main { padding-top: 0.6rem !important; }
-.masthead { padding: 0; }
+.html-container { padding: 0 !important; }
 .masthead h1 { font-size: 1.9rem; font-weight: 600; letter-spacing: -0.02em; margin: 0; line-height: 1.15; }
 .masthead p { color: var(--body-text-color-subdued); margin: 0.35rem 0 0; }
 .lead { max-width: 60rem; padding: 0.2rem 0 0.2rem; }
 .lead p { font-size: 1.08rem; line-height: 1.55; margin: 0; }
 .picture img { image-rendering: pixelated; border-radius: 6px; }
 .picture { border: none !important; background: transparent !important; box-shadow: none !important; }
-#generated img, #table img { max-height: 600px; }
+#generated img, #table img { max-height: 520px; }
 .picture .empty { min-height: 9rem; border: 1px dashed var(--border-color-primary); border-radius: 6px; }
 .picture .empty .icon, .futures .empty .icon { display: none; }
 .picture .empty::after, .futures .empty::after { content: "Nothing here yet"; font-size: 0.9rem; }
@@ -27,6 +27,9 @@ CSS = """
 .track div { height: 100%; border-radius: 3px; background: var(--color-accent); transition: width 0.2s linear; }
 .words p { color: var(--body-text-color-subdued); margin: 0; }
 .futures img { image-rendering: pixelated; }
+.futures { border: none !important; background: transparent !important; box-shadow: none !important; }
+.futures .grid-wrap { min-height: 0 !important; height: auto !important; padding: 0 !important; }
+.save { max-width: 11rem; }
 @media (max-width: 640px) {
   .masthead h1 { font-size: 1.5rem; }
   .lead p { font-size: 1rem; }

@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
-PAGE = 880  # pixels that a large picture is about wide
+PAGE = 700  # pixels that a large picture is about wide
 
 
 def lead(text: str) -> gr.Markdown:
@@ -35,7 +35,7 @@ def seed(label: str = "Seed", value: int = 0, info: str = "The same seed always 
 
 
 def save_button(what: str) -> gr.DownloadButton:
-    return gr.DownloadButton(f"Save {what}", interactive=False, size="sm", min_width=110)
+    return gr.DownloadButton(f"Save {what}", interactive=False, size="sm", min_width=110, elem_classes="save")
 
 
 def saved(page: Image.Image, path: Path) -> Any:
