@@ -17,6 +17,7 @@ from ihdm.app.studio import States
 from ihdm.errors import IhdmError
 
 QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+WRONG = "Something went wrong; the terminal says what."
 EVERY = 0.25  # seconds between pictures that are shown while one computes
 
 
@@ -52,6 +53,13 @@ class Bench:
             concurrency_limit=1,
             show_progress="hidden",
             api_visibility="private",
+        )
+        # A last progress report may arrive after the cancelling; gradio counts what was cancelled as failed.
+        working.failure(
+            lambda line: gr.skip() if line == said(WRONG, problem=True) else said("Cancelled."),
+            self.status,
+            self.status,
+            **QUIET,
         )
         working.then(lambda: gr.update(interactive=False), None, self.cancel, **QUIET)
         self.cancel.click(
@@ -98,7 +106,7 @@ def _plainly(work: Callable[..., Iterator[tuple[Any, ...]]], outputs: int) -> Ca
             gr.Warning(html.escape(str(error)), title="Not like this")
             yield said(str(error), problem=True), *[gr.skip()] * outputs
         except Exception:
-            yield said("Something went wrong; the terminal says what.", problem=True), *[gr.skip()] * outputs
+            yield said(WRONG, problem=True), *[gr.skip()] * outputs
             raise
 
     return plain
