@@ -23,6 +23,7 @@ MOST_IMAGES, MOST_SIDE, MOST_STEPS = 64, 6, 32
 MOST_RATIO = 2.5  # of delta and sigma: beyond, there is only noise
 MOST_PIXELS, MOST_BYTES = 50_000_000, 20_000_000  # of an upload
 NO_PICTURE = "That file is not a picture that can be read. PNG, JPEG and WebP are safe choices."
+EASY = 100 * 32 * 32  # steps times pixels of an image that two cores make in less than a second
 POOL = 4096  # starts that are looked through for colours
 EXTREME = 0.02  # of them, at either end of brightness, are taken only if they are asked for
 
@@ -75,6 +76,12 @@ class Studio:
     @property
     def in_colour(self) -> bool:
         return self.shape[0] == 3
+
+    @property
+    def usual(self) -> int:
+        """How many pictures to make unless asked for more: as many as a small computer makes in seconds."""
+        work = self.K * math.prod(self.shape[1:])
+        return 16 if self.device.type == "cuda" or work <= EASY else 4
 
     def width(self, k: int) -> float:
         """How wide level k is blurred, in pixels."""

@@ -15,6 +15,7 @@ CSS = """
 .picture img { image-rendering: pixelated; border-radius: 6px; }
 .picture { border: none !important; background: transparent !important; box-shadow: none !important; }
 #generated img, #table img { max-height: 520px; }
+.picture .icon-button-wrapper { display: none; }
 .picture .empty { min-height: 9rem; border: 1px dashed var(--border-color-primary); border-radius: 6px; }
 .picture .empty .icon, .futures .empty .icon { display: none; }
 .picture .empty::after, .futures .empty::after { content: "Nothing here yet"; font-size: 0.9rem; }
@@ -28,12 +29,16 @@ CSS = """
 .words p { color: var(--body-text-color-subdued); margin: 0; }
 .futures img { image-rendering: pixelated; }
 .futures { border: none !important; background: transparent !important; box-shadow: none !important; }
-.futures .grid-wrap { min-height: 0 !important; height: auto !important; padding: 0 !important; }
+.futures .grid-wrap { min-height: 0 !important; height: auto !important; max-height: none !important; }
+.futures .grid-wrap { padding: 0 !important; overflow: visible !important; }
+.futures .grid-container { grid-template-columns: repeat(4, minmax(0, 1fr)) !important; }
+#state img { max-height: 220px; }
 .save { max-width: 11rem; }
 @media (max-width: 640px) {
   .masthead h1 { font-size: 1.5rem; }
   .lead p { font-size: 1rem; }
 }
+@media (max-width: 640px) and (max-resolution: 1.5dppx) { .picture img { image-rendering: auto; } }
 """
 
 

@@ -20,7 +20,7 @@ from ihdm.app.tabs.parts import PAGE, lead, picture, save_button, saved, seed
 from ihdm.errors import UsageError
 
 TEXT = """A blurred state is not yet one picture: many are still possible. Grow one, stop on the way, and let the rest
-happen several times. **Stopped early, its futures differ in everything; stopped late, only in detail.** Click on a
+happen several times. **Stopped early, its futures differ in shape; stopped late, only in detail.** Click on a
 future to walk on from there."""
 FUTURES, SHOWN, CELL = 8, 8, 224
 

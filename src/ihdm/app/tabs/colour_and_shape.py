@@ -20,14 +20,15 @@ from ihdm.app.tabs.parts import PAGE, lead, picture, save_button, saved, seed
 from ihdm.errors import UsageError
 
 TEXT = """Two things decide what a picture becomes: the blur that it starts from, and the chance on the way.
-**Along a row the start is the same, and so is the {what}; down a column the chance is the same, and the shapes are
-alike.** The left column shows the starts, each of one {what}."""
+**Along a row the start is the same, and so is the {what}; down a column the chance is the same, and the shapes tend to
+be alike.** The left column shows the starts, each of one {what}."""
 
 
 def tab(studio: Studio) -> None:
     what = "colour" if studio.in_colour else "brightness"
     light = studio.model.prior.colours().mean(1)
     low, middle, high = (round(100 * float(light.quantile(q))) for q in (0.0, 0.5, 1.0))
+    side = round(studio.usual**0.5)
     lead(TEXT.format(what=what))
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
@@ -37,8 +38,8 @@ def tab(studio: Studio) -> None:
                 label = "Brightness of the first row (%)"
                 wanted = gr.Slider(low, high, middle, step=1, label=label, info=NEAREST)
             first = seed("Seed of the first column")
-            rows = gr.Slider(1, MOST_SIDE, 4, step=1, label="Rows: starts")
-            columns = gr.Slider(1, MOST_SIDE, 4, step=1, label="Columns: seeds")
+            rows = gr.Slider(1, MOST_SIDE, side, step=1, label="Rows: starts")
+            columns = gr.Slider(1, MOST_SIDE, side, step=1, label="Columns: seeds")
             make = gr.Button("Make the table", variant="primary")
             bench = Bench.build()
         with gr.Column(scale=2, min_width=300):

@@ -26,7 +26,7 @@ def tab(studio: Studio) -> None:
     lead(TEXT)
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
-            number = gr.Slider(1, MOST_IMAGES, 16, step=1, label="How many pictures")
+            number = gr.Slider(1, MOST_IMAGES, studio.usual, step=1, label="How many pictures")
             first = seed()
             ratio = gr.Slider(
                 0, MOST_RATIO, own, step=0.05, label="Randomness", info=f"Little: smooth. Much: grainy. Usual: {own:g}."

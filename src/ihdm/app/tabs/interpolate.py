@@ -29,7 +29,7 @@ def tab(studio: Studio) -> None:
         with gr.Column(scale=1, min_width=280):
             one = seed("From seed", 1, "The first picture that Generate makes with that seed.")
             other = seed("To seed", 2, "The same, for the other end.")
-            steps = gr.Slider(2, MOST_STEPS, 16, step=1, label="Pictures on the way, ends included")
+            steps = gr.Slider(2, MOST_STEPS, max(8, studio.usual), step=1, label="Pictures on the way, ends included")
             make = gr.Button("Go from one to the other", variant="primary")
             bench = Bench.build()
         with gr.Column(scale=2, min_width=300):

@@ -22,7 +22,7 @@ def picture(name: str, **options: Any) -> gr.Image:
         show_label=False,
         format="png",
         interactive=False,
-        buttons=["fullscreen"],
+        buttons=[],
         elem_classes="picture",
         elem_id=name,
         **options,
