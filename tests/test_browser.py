@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -60,7 +61,10 @@ def address(model_folder, tmp_path_factory) -> Iterator[str]:
         port = free.getsockname()[1]
     log, out = model_folder.parent / "asked", model_folder.parent / "out"
     words = [sys.executable, "-c", SERVER, str(log), str(model_folder), "--port", str(port)]
-    with out.open("w") as file, subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT) as server:
+    temporary = model_folder.parent / "temporary"
+    temporary.mkdir()
+    options = {"stderr": subprocess.STDOUT, "env": os.environ | {"TMPDIR": str(temporary)}}
+    with out.open("w") as file, subprocess.Popen(words, stdout=file, **options) as server:
         try:
             for _ in range(600):
                 if "shows the page" in out.read_text() or server.poll() is not None:
@@ -72,6 +76,7 @@ def address(model_folder, tmp_path_factory) -> Iterator[str]:
             server.terminate()
     asked = {json.loads(line) for line in log.read_text().splitlines()}
     assert asked <= HERE, f"the server asked {asked - HERE}"
+    assert not [*temporary.glob("ihdm-app-*")], "files of visitors are still there"
     assert "Traceback" not in out.read_text(), out.read_text()
 
 

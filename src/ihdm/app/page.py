@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-import threading
+import time
 from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING
 
 from ihdm.app.studio import MOST_BYTES, Studio
 from ihdm.errors import IhdmError, UsageError
+from ihdm.stopping import stop_requests
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -64,10 +65,10 @@ def serve(studio: Studio, name: str, host: str, port: int, open_browser: bool = 
             css=CSS,
         )
         print(f"http://{host}:{port} shows the page; Ctrl-C ends it", flush=True)
-        try:
-            threading.Event().wait()
-        finally:
-            page.close(verbose=False)
+        with stop_requests() as asked_to_stop:
+            while not asked_to_stop():
+                time.sleep(0.2)
+        page.close(verbose=False)
 
 
 def free_port(host: str, port: int) -> int:
