@@ -123,6 +123,14 @@ def shown(page, name: str):
     return image
 
 
+def test_browsers_are_told_to_ask_no_other_host(page):
+    fetched = "url => fetch(url, {mode: 'no-cors'}).then(() => 'answered', error => String(error))"
+    refused = []
+    page.on("console", lambda message: refused.append(message.text))
+    assert "TypeError" in page.evaluate(fetched, "http://localhost:9/")  # another host, if not another machine
+    assert any("Content Security Policy" in text for text in refused)
+
+
 def test_generate_scrub_and_save(page, tmp_path):
     button(page, "Make pictures").click()
     says(page, "Done")

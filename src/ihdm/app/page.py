@@ -10,6 +10,7 @@ from collections.abc import Callable
 from html import escape
 from typing import TYPE_CHECKING
 
+from ihdm.app.policy import OwnHostOnly
 from ihdm.app.studio import MOST_BYTES, Studio
 from ihdm.errors import IhdmError, UsageError
 from ihdm.stopping import stop_requests
@@ -47,6 +48,8 @@ def serve(studio: Studio, name: str, host: str, port: int, open_browser: bool = 
     port = free_port(host, port)
     with tempfile.TemporaryDirectory(prefix="ihdm-app-") as folder:
         os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder}
+        from starlette.middleware import Middleware
+
         from ihdm.app.theme import CSS, theme
 
         page = build(studio, name)
@@ -61,6 +64,7 @@ def serve(studio: Studio, name: str, host: str, port: int, open_browser: bool = 
             mcp_server=False,
             quiet=True,
             prevent_thread_lock=True,
+            app_kwargs={"middleware": [Middleware(OwnHostOnly)]},
             theme=theme(),
             css=CSS,
         )

@@ -21,7 +21,7 @@ from ihdm.pixels import to_unit
 MOST_SEED = 2**31 - 1
 MOST_IMAGES, MOST_SIDE, MOST_STEPS = 64, 6, 32
 MOST_RATIO = 2.5  # of delta and sigma: beyond, there is only noise
-MOST_PIXELS, MOST_BYTES = 50_000_000, 20_000_000  # of an upload
+MOST_PIXELS, MOST_BYTES = 50_000_000, 20 * 2**20  # of an upload
 NO_PICTURE = "That file is not a picture that can be read. PNG, JPEG and WebP are safe choices."
 EASY = 100 * 32 * 32  # steps times pixels of an image that two cores make in less than a second
 POOL = 4096  # starts that are looked through for colours
@@ -147,7 +147,7 @@ class Studio:
             raise UsageError("First choose a picture, or let one be blurred for you.")
         path = Path(file)
         if path.stat().st_size > MOST_BYTES:
-            raise UsageError(f"That file is too large; the limit is {MOST_BYTES / 1e6:.0f} MB.")
+            raise UsageError(f"That file is too large; the limit is {MOST_BYTES >> 20} MB.")
         width, height = _size(path)
         if width * height > MOST_PIXELS:
             raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gradio as gr
+from gradio.themes.utils.fonts import LocalFont
 
 CSS = """
 .gradio-container { width: 100% !important; max-width: 1180px !important; margin: 0 auto !important; }
@@ -49,7 +50,7 @@ def theme() -> gr.themes.Base:
         neutral_hue=gr.themes.colors.stone,
         radius_size=gr.themes.sizes.radius_md,
         font=[  # of its weights, gradio has these two whole
-            gr.themes.LocalFont("IBM Plex Sans", (400, 700)),
+            LocalFont("IBM Plex Sans", (400, 700)),
             "system-ui",
             "sans-serif",
         ],

@@ -32,7 +32,7 @@ def tab(studio: Studio) -> None:
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
             file = gr.File(
-                label=f"A blurred or small picture, at most {MOST_BYTES / 1e6:.0f} MB",
+                label=f"A blurred or small picture, at most {MOST_BYTES >> 20} MB",
                 file_types=sorted(SUFFIXES),
                 height=130,
                 elem_id="upload",
