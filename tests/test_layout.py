@@ -20,7 +20,7 @@ FLOORS = [  # a module imports from its own floor or those before it
     {"model"},
     {"run", "evaluation", "convert"},
     {"trainer", "describe"},
-    {"demo", "studies"},
+    {"demo", "studies", "app"},
     {"verbs"},
     {"cli", "__main__"},
 ]

@@ -39,3 +39,9 @@ def test_samples_are_blurred_images_plus_delta_noise(generator):
 def test_coefficients_of_another_shape_are_refused():
     with pytest.raises(ValueError, match="do not fit"):
         Prior(GridLaplacian((8, 8)), 8.0, torch.zeros(5, 1, 2))
+
+
+def test_colours_are_the_averages_of_the_training_images(generator):
+    u_0 = torch.rand(6, 3, 9, 7, dtype=torch.float64, generator=generator)
+    prior = Prior.from_images(GridLaplacian((9, 7)), 18.0, [u_0])
+    torch.testing.assert_close(prior.colours().double(), u_0.mean((-1, -2)), atol=1e-6, rtol=0)

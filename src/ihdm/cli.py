@@ -10,6 +10,7 @@ import tyro
 from ihdm import __version__
 from ihdm.config import presets, setting_names
 from ihdm.errors import IhdmError, unknown
+from ihdm.verbs.app import app
 from ihdm.verbs.convert import convert
 from ihdm.verbs.demo import demo
 from ihdm.verbs.evaluate import evaluate
@@ -33,6 +34,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "study": study,
     "info": info,
+    "app": app,
     "convert": convert,
     "demo": demo,
 }

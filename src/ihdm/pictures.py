@@ -14,13 +14,15 @@ from ihdm.pixels import to_bytes
 
 GAP, MARGIN, CAPTION = 3, 10, 22
 PAPER, INK = 255, 60
-CELL = 64  # images are enlarged to about this many pixels
+CELL = 64  # images are enlarged to about this many pixels, unless told otherwise
 
 
-def grid(images: Sequence[Tensor] | Tensor, columns: int | None = None, caption: str = "") -> Image.Image:
+def grid(
+    images: Sequence[Tensor] | Tensor, columns: int | None = None, caption: str = "", cell: int = CELL
+) -> Image.Image:
     """Images (N, C, H, W), in [0, 1] or uint8, in rows of `columns`, by default about square."""
     columns = columns or int(np.ceil(np.sqrt(len(images))))
-    tiles = [_tile(image) for image in images]
+    tiles = [_tile(image, cell) for image in images]
     width, height = tiles[0].size
     rows = -(-len(tiles) // columns)
     top = MARGIN + (CAPTION if caption else 0)
@@ -52,13 +54,18 @@ def sequence(states: Sequence[Tensor], caption: str = "") -> Image.Image:
 
 def evenly(trajectory: Iterable[tuple[int, Tensor]], K: int, count: int) -> list[Tensor]:
     """At most `count` of the states u_K, ..., u_0 of a trajectory, evenly spaced, both ends included."""
-    wanted = {round(i * K / max(count - 1, 1)) for i in range(count)}
+    wanted = even_levels(K, count)
     return [u for k, u in trajectory if k in wanted]
 
 
-def animation(path: Path, states: Sequence[Tensor], seconds: float = 4.0, hold: float = 1.5) -> None:
+def even_levels(K: int, count: int) -> list[int]:
+    """At most `count` of the levels K..0, evenly spaced, both ends included."""
+    return sorted({round(i * K / max(count - 1, 1)) for i in range(count)}, reverse=True)
+
+
+def animation(path: Path, states: Sequence[Tensor], seconds: float = 4.0, hold: float = 1.5, cell: int = CELL) -> None:
     """A looping GIF of the states, each a batch shown as a grid; the last one stays on."""
-    frames = [grid(state).quantize(256) for state in states]
+    frames = [grid(state, cell=cell).quantize(256) for state in states]
     step = max(20, round(1000 * seconds / len(frames)))
     durations = [step] * (len(frames) - 1) + [round(1000 * hold)]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0)
@@ -71,9 +78,9 @@ def plain(image: Tensor) -> Image.Image:
     return Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)
 
 
-def _tile(image: Tensor) -> Image.Image:
+def _tile(image: Tensor, cell: int) -> Image.Image:
     """One image, small ones enlarged, what is transparent on white."""
     tile = plain(image).convert("RGBA")
     tile = Image.alpha_composite(Image.new("RGBA", tile.size, "white"), tile).convert("RGB")
-    factor = max(1, CELL // max(tile.size))
+    factor = max(1, cell // max(tile.size))
     return tile.resize((tile.width * factor, tile.height * factor), Image.Resampling.NEAREST)

@@ -6,6 +6,7 @@ blur has pushed below float32 rounding: a few megabytes stand for the whole blur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -53,13 +54,21 @@ class Prior:
         u_hat[..., self.kept.to(index.device)] = kept_hat
         return self.laplacian.from_spectrum(u_hat)
 
+    def colours(self) -> Tensor:
+        """The average of each training image, (images, C), which no blur changes: the coefficient of frequency 0."""
+        return self.coefficients[..., 0] / math.prod(self.laplacian.grid) ** 0.5
+
     def place(self, u_0: Tensor) -> Tensor:
         """Where images of any origin are at level K: the kept entries of V^T F(t_K) u_0, (B, C, kept), float64."""
         return _blurred(self.laplacian, self.t_K, u_0, self.blur)
 
     def sample(self, choice: SeededNoise, eps: Tensor, delta: float) -> Tensor:
         """u_K = F(t_K) u_0 + delta eps, with u_0 chosen by each row's own seed."""
-        return self.means(choice.choice(len(self))) + delta * eps
+        return self.near(choice.choice(len(self)), eps, delta)
+
+    def near(self, index: Tensor, eps: Tensor, delta: float) -> Tensor:
+        """u_K = F(t_K) u_0 + delta eps, with u_0 the training images of the given numbers."""
+        return self.means(index) + delta * eps
 
 
 def kept_modes(laplacian: GridLaplacian, t_K: float) -> Tensor:

@@ -33,7 +33,7 @@ def restore(
     """Make sharp images of one's own blurred or small one.
 
     Args:
-        model: a model folder, a run folder, or owner/name on the hub
+        model: a model folder, a run folder, mnist (which comes with ihdm), or owner/name on the hub
         image: a blurred image of the size that the model makes, or a smaller one of the same shape
         blur_width: standard deviation of the blur in pixels, the radius of many programs' blurs; auto: estimated
         n: how many sharp images to make
@@ -101,20 +101,10 @@ def _pixels(word: str) -> float | None:
 
 def _read(path: Path, shape: tuple[int, int, int], resize: bool) -> tuple[Tensor, float | None]:
     """The image in the model's shape, in [0, 1], and its blur width if that follows from its size."""
-    from ihdm.data.images import Files, decode, picture_shape
-    from ihdm.pixels import to_unit
-    from ihdm.restoration import lift
+    from ihdm.data.single import read_one
 
-    files, grid = Files([path]), shape[1:]
-    channels, *size = picture_shape(files, None, None)
+    image, width, channels = read_one(path, shape, resize)
     if channels != shape[0]:
         kinds = {1: "grey", 3: "colour", 4: "colour with alpha"}
         print(f"{path} is {kinds[channels]}; the model's images are {kinds.get(shape[0], f'of {shape[0]} channels')}")
-    if tuple(size) == grid or resize:
-        return to_unit(decode(files, grid, shape[0])[0]), None
-    if size[0] * grid[1] == size[1] * grid[0] and size[0] < grid[0]:
-        return lift(to_unit(decode(files, None, shape[0])[0]), grid)
-    raise UsageError(
-        f"{path} is {size[0]} x {size[1]} and the model restores images of {grid[0]} x {grid[1]} (height x width) or "
-        f"smaller ones of the same shape; shrink it, or add --resize to have it cropped and brought to that size"
-    )
+    return image, width

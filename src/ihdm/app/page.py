@@ -1,0 +1,98 @@
+"""The page, and the server that shows it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from html import escape
+from typing import TYPE_CHECKING
+
+from ihdm.app.policy import OwnHostOnly
+from ihdm.app.studio import MOST_BYTES, Studio
+from ihdm.errors import IhdmError, UsageError
+from ihdm.stopping import stop_requests
+
+if TYPE_CHECKING:
+    import gradio as gr
+
+MOST_WAITING = 20  # visitors in the queue; one more is asked to come back later
+CACHE_SECONDS = 3600  # that files of visitors are kept
+
+
+def build(studio: Studio, name: str) -> gr.Blocks:
+    """The page for a model."""
+    import gradio as gr
+
+    from ihdm.app.tabs import branch, colour_and_shape, generate, interpolate, restore
+
+    tabs: dict[str, Callable[[Studio], None]] = {
+        "Generate": generate.tab,
+        "Colour and shape" if studio.in_colour else "Brightness and shape": colour_and_shape.tab,
+        "Interpolate": interpolate.tab,
+        "Branch": branch.tab,
+        "Restore": restore.tab,
+    }
+    with gr.Blocks(title="ihdm", analytics_enabled=False, delete_cache=(600, CACHE_SECONDS)) as page:
+        gr.HTML(_masthead(studio, name))
+        for title, tab in tabs.items():
+            with gr.Tab(title):
+                tab(studio)
+    return page.queue(max_size=MOST_WAITING, api_open=False)
+
+
+def serve(studio: Studio, name: str, host: str, port: int, open_browser: bool = False) -> None:
+    """Show the page until Ctrl-C. Files of visitors lie in a folder that then vanishes."""
+    port = free_port(host, port)
+    with tempfile.TemporaryDirectory(prefix="ihdm-app-") as folder:
+        os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder}
+        from starlette.middleware import Middleware
+
+        from ihdm.app.theme import CSS, theme
+
+        page = build(studio, name)
+        page.launch(
+            server_name=host,
+            server_port=port,
+            share=False,
+            inbrowser=open_browser,
+            max_file_size=MOST_BYTES,
+            footer_links=[],
+            ssr_mode=False,
+            mcp_server=False,
+            quiet=True,
+            prevent_thread_lock=True,
+            app_kwargs={"middleware": [Middleware(OwnHostOnly)]},
+            theme=theme(),
+            css=CSS,
+        )
+        print(f"http://{host}:{port} shows the page; Ctrl-C ends it", flush=True)
+        with stop_requests() as asked_to_stop:
+            while not asked_to_stop():
+                time.sleep(0.2)
+        page.close(verbose=False)
+
+
+def free_port(host: str, port: int) -> int:
+    """The port, if it can be had; for 0, one that can."""
+    if not 0 <= port < 2**16:
+        raise UsageError(f"--port is a number from 0 (any that is free) to {2**16 - 1}, not {port}")
+    try:
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            return int(listener.getsockname()[1])
+    except OSError as error:
+        raise IhdmError(
+            f"cannot listen on {host}, port {port} ({error.strerror}); choose another with --port, or --port 0 for any"
+        ) from error
+
+
+def _masthead(studio: Studio, name: str) -> str:
+    channels, height, width = studio.shape
+    kind = "colour" if studio.in_colour else "grey" if channels == 1 else f"{channels}-channel"
+    return f"""<div class="masthead"><h1>Pictures grown from blur</h1>
+<p>Model <b>{escape(name)}</b>: {kind} pictures of {width} x {height} pixels, sharpened in {studio.K} steps.
+All is computed on the machine that serves this page; nothing is sent elsewhere.</p></div>"""

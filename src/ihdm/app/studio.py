@@ -1,0 +1,199 @@
+"""What the page computes: numbers and files in, paths of images out. Nothing here knows about the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ihdm.data.images import Unreadable
+from ihdm.data.single import read_one
+from ihdm.errors import UsageError
+from ihdm.model import Model
+from ihdm.noise import InterpolatedNoise, SeededNoise, mix_seed
+
+MOST_SEED = 2**31 - 1
+MOST_IMAGES, MOST_SIDE, MOST_STEPS = 64, 6, 32
+MOST_RATIO = 2.5  # of delta and sigma: beyond, there is only noise
+MOST_PIXELS, MOST_BYTES = 50_000_000, 20 * 2**20  # of an upload
+NO_PICTURE = "That file is not a picture that can be read. PNG, JPEG and WebP are safe choices."
+EASY = 100 * 32 * 32  # steps times pixels of an image that two cores make in less than a second
+POOL = 4096  # starts that are looked through for colours
+EXTREME = 0.02  # of them, at either end of brightness, are taken only if they are asked for
+
+States = Iterator[tuple[int, Tensor]]
+
+
+def whole(value: Any, name: str, least: int = 0, most: int = MOST_SEED) -> int:
+    """A whole number from a field of the page, which may be empty or hold anything."""
+    number = within(value, name, least, most)
+    if number != int(number):
+        raise UsageError(f"{name} must be a whole number, not {number:g}.")
+    return int(number)
+
+
+def within(value: Any, name: str, least: float, most: float) -> float:
+    """A number from a field of the page, between two limits."""
+    if value is None or isinstance(value, str) or not math.isfinite(value) or not least <= value <= most:
+        given = "empty" if value is None else f"{value}"
+        raise UsageError(f"{name} must be a number from {least:,} to {most:,}; it is {given}.")
+    return float(value)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A picture as the model takes it, what had to be done to it, and its blur width if that follows from its size."""
+
+    image: Tensor
+    note: str
+    blur_width: float | None
+
+
+@dataclass(frozen=True)
+class Studio:
+    """A model, and how it computes. Each of its paths goes (k, u_k), k from the level of its start to 0."""
+
+    model: Model
+    precision: torch.dtype = torch.float32
+
+    @property
+    def K(self) -> int:
+        return int(self.model.process.K)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.model.config.shape
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.network.parameters()).device
+
+    @property
+    def in_colour(self) -> bool:
+        return self.shape[0] == 3
+
+    @property
+    def usual(self) -> int:
+        """How many pictures to make unless asked for more: as many as a small computer makes in seconds."""
+        work = self.K * math.prod(self.shape[1:])
+        return 16 if self.device.type == "cuda" or work <= EASY else 4
+
+    def width(self, k: int) -> float:
+        """How wide level k is blurred, in pixels."""
+        return float(self.model.process.schedule.sigma_B[k])
+
+    def grow(self, n: Any, seed: Any, delta_ratio: Any = None) -> States:
+        """The first n images of a seed."""
+        n = whole(n, "The number of pictures", 1, MOST_IMAGES)
+        seed = whole(seed, "The seed")
+        if delta_ratio is not None:
+            delta_ratio = within(delta_ratio, "The randomness", 0, MOST_RATIO)
+        numbers = torch.arange(n, device=self.device)
+        start = self.model.start(numbers, seed, delta_ratio)
+        return self._path(start, SeededNoise(seed, numbers, self.shape), delta_ratio=delta_ratio)
+
+    def starts(self, colour: Sequence[float] | float, count: int) -> Tensor:
+        """Numbers of starts: the nearest to an average colour or brightness, then others far apart, dark to bright."""
+        prior = self.model.prior
+        pool = torch.arange(0, len(prior), -(-len(prior) // POOL))
+        colours = prior.colours()[pool].cpu()
+        light = colours.mean(1)
+        wanted = torch.as_tensor(colour, dtype=torch.float32)
+        if not self.in_colour:
+            colours, wanted = light[:, None], wanted.view(1)
+        chosen = [int((colours - wanted).norm(dim=1).argmin())]
+        usual = (light >= light.quantile(EXTREME)) & (light <= light.quantile(1 - EXTREME))
+        away = torch.where(usual, torch.inf, -1.0)
+        while len(chosen) < count:
+            away = torch.minimum(away, (colours - colours[chosen[-1]]).norm(dim=1))
+            chosen.append(int(away.argmax()))
+        return pool[[chosen[0], *sorted(chosen[1:], key=lambda i: float(light[i]))]]
+
+    def matrix(self, starts: Tensor, seeds: Sequence[int]) -> States:
+        """One image for each start and seed of the noise: those of the first start first."""
+        rows = starts.repeat_interleave(len(seeds)).to(self.device)
+        process = self.model.process
+        start = self.model.prior.near(rows, SeededNoise(0, rows, self.shape)(process.K + 1), process.delta)
+        columns = torch.tensor(seeds, device=self.device).repeat(len(starts))
+        return self._path(start, SeededNoise(0, columns, self.shape))
+
+    def between(self, one: Any, other: Any, steps: Any) -> States:
+        """Images from the first of one seed to the first of another (Fig. 6b)."""
+        one, other = whole(one, "The first seed"), whole(other, "The second seed")
+        steps = whole(steps, "The number of steps", 2, MOST_STEPS)
+        if one == other:
+            raise UsageError(f"Both seeds are {one}: there is nothing in between. Choose two that differ.")
+        weight = torch.linspace(0, 1, steps, device=self.device)
+        numbers = torch.zeros(steps, dtype=torch.int64, device=self.device)
+        start, end = (self.model.start(numbers, seed) for seed in (one, other))
+        from_noise, to_noise = (SeededNoise(seed, numbers, self.shape) for seed in (one, other))
+        noise = InterpolatedNoise(from_noise, to_noise, weight)
+        return self._path(torch.lerp(start, end, weight.view(-1, 1, 1, 1)), noise)
+
+    def futures(self, state: Tensor, level: int, n: int, *seeds: int) -> States:
+        """What may become of one state (1, C, H, W) of a level."""
+        numbers = torch.arange(n, device=self.device)
+        start = state.to(self.device).expand(n, -1, -1, -1)
+        return self._path(start, SeededNoise(mix_seed(*seeds, level), numbers, self.shape), level=level)
+
+    def upload(self, file: str | Path | None) -> Upload:
+        """Read a picture that a visitor gave, and bring it to the model's size and colours."""
+        if file is None:
+            raise UsageError("First choose a picture, or let one be blurred for you.")
+        path = Path(file)
+        if path.stat().st_size > MOST_BYTES:
+            raise UsageError(f"That file is too large; the limit is {MOST_BYTES >> 20} MB.")
+        width, height = _size(path)
+        if width * height > MOST_PIXELS:
+            raise UsageError(
+                f"That picture has {width:,} x {height:,} pixels; the limit is {MOST_PIXELS / 1e6:.0f} million. "
+                "Make it smaller first."
+            )
+        try:
+            image, blur_width, _ = read_one(path, self.shape, resize=True)
+        except Unreadable as error:
+            raise Unreadable(NO_PICTURE) from error  # without the name of a temporary file
+        return Upload(image, _note((width, height), (self.shape[2], self.shape[1])), blur_width)
+
+    def restore(self, image: Tensor, n: Any, seed: Any, blur_width: float | None) -> States:
+        """Sharp images that a blurred one may have been."""
+        n, seed = whole(n, "The number of versions", 2, MOST_IMAGES), whole(seed, "The seed")
+        return self.model.restoring(
+            image.to(self.device), n, seed, blur_width=blur_width, precision=self.precision, compiled=False
+        )
+
+    def blurred(self, seed: Any, k: int) -> Tensor:
+        """An image of the model itself, (C, H, W), blurred to level k: something to restore."""
+        images = self.model.sample(1, whole(seed, "The seed"), precision=self.precision, compiled=False)
+        return self.model.process.blur(images, torch.tensor([k]))[0].clamp(0, 1)
+
+    def _path(self, start: Tensor, noise: Any, **options: Any) -> States:
+        return self.model.path(start, noise, precision=self.precision, compiled=False, **options)
+
+
+def _size(path: Path) -> tuple[int, int]:
+    """Width and height, from the first bytes of the file alone."""
+    try:
+        with Image.open(path) as picture:
+            return picture.size
+    except Exception as error:  # decoders raise many kinds; each is a file that is no picture, or too large a one
+        raise Unreadable(NO_PICTURE) from error
+
+
+def _note(size: tuple[int, int], grid: tuple[int, int]) -> str:
+    """What a picture of one size goes through to become one of another, both (width, height)."""
+    if size == grid:
+        return ""
+    same_form = size[0] * grid[1] == size[1] * grid[0]
+    cut = "" if same_form else "cut to its middle and "
+    larger = min(size[0] / grid[0], size[1] / grid[1]) > 1
+    text = f"The picture ({size[0]} x {size[1]}) was {cut}{'shrunk' if larger else 'enlarged'} to {grid[0]} x {grid[1]}"
+    return text + (
+        " pixels, the size that this model knows. Shrinking also makes it sharper." if larger else " pixels."
+    )

@@ -1,0 +1,136 @@
+"""One state, several futures; walk on from one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import gradio as gr
+from PIL import Image
+from torch import Tensor
+
+from ihdm import pictures
+from ihdm.app.film import Film
+from ihdm.app.job import QUIET, Bench, said, watched
+from ihdm.app.studio import Studio, whole
+from ihdm.app.tabs.parts import PAGE, lead, picture, save_button, saved, seed
+from ihdm.errors import UsageError
+
+TEXT = """A blurred state is not yet one picture: many are still possible. Grow one, stop on the way, and let the rest
+happen several times. **Stopped early, its futures differ in shape; stopped late, only in detail.** Click on a
+future to walk on from there."""
+FUTURES, SHOWN, CELL = 8, 8, 224
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The path so far, how often it was changed, and its latest futures."""
+
+    seed: int
+    path: Film
+    turns: int = 0
+    futures: Film | None = None
+
+    def turned(self, i: int) -> Walk:
+        """On along future i."""
+        if self.futures is None:
+            raise UsageError("First let it have some futures.")
+        return Walk(self.seed, self.path.then(self.futures.only(i)), self.turns + 1)
+
+
+def tab(studio: Studio) -> None:
+    lead(TEXT)
+    with gr.Row():
+        with gr.Column(scale=1, min_width=280):
+            first = seed()
+            grow = gr.Button("1. Grow one picture", variant="primary")
+            stop = gr.Slider(0, 100, 30, step=1, label="Stop on the way, at so many percent")
+            part = gr.Button("2. Show its futures", variant="primary")
+            bench = Bench.build()
+        with gr.Column(scale=2, min_width=300):
+            path = picture("path")
+            with gr.Row():
+                with gr.Column(scale=1, min_width=140):
+                    state = picture("state")
+                    words = gr.Markdown(elem_classes="words")
+                with gr.Column(scale=3, min_width=280):
+                    gallery = _gallery()
+            png = save_button("PNG")
+    walk = gr.State(time_to_live=3600)
+
+    def growing(seed: Any, percent: Any) -> Iterator[tuple[Any, ...]]:
+        film = Film(studio.K, exact=True)
+        yield from watched(studio.grow(1, seed), film, lambda u: draw(film), 5)
+        with TemporaryDirectory() as folder:
+            still, walk = saved(draw(film), Path(folder, "ihdm-path.png")), Walk(int(seed), film)
+            yield said("Grown. Now choose where to stop."), draw(film), *look(walk, percent), None, still, walk
+
+    def parting(walk: Walk | None, percent: Any) -> Iterator[tuple[Any, ...]]:
+        if walk is None:
+            raise UsageError("First grow one picture.")
+        level = level_at(walk.path, whole(percent, "Where to stop", 0, 100))
+        film = Film(studio.K, exact=True)
+        states = studio.futures(walk.path.states[level], level, FUTURES, walk.seed, walk.turns)
+        for status, *_ in watched(states, film, draw_all, 0):
+            yield status, gr.skip(), gr.skip(), gr.skip()
+        with TemporaryDirectory() as folder:
+            still = saved(draw_all(film.last), Path(folder, "ihdm-futures.png"))
+            found = Walk(walk.seed, walk.path, walk.turns, film)
+            words = f"{FUTURES} futures of step {studio.K - level} of {studio.K}. Click on one to walk on from it."
+            yield said(words), tiles(film.last), still, found
+
+    def look(walk: Walk | None, percent: Any) -> tuple[Any, Any]:
+        if walk is None:
+            return gr.skip(), gr.skip()
+        level = level_at(walk.path, whole(percent, "Where to stop", 0, 100))
+        words = f"Step {studio.K - level} of {studio.K}: the state that the futures start from."
+        return pictures.grid(walk.path.states[level], 1, cell=CELL), words
+
+    def turn(walk: Walk | None, chosen: gr.SelectData) -> tuple[Any, ...]:
+        if walk is None or walk.futures is None:
+            return gr.skip(), gr.skip(), gr.skip()
+        on = walk.turned(chosen.index)
+        words = f"Walking on along future {chosen.index + 1}. Stop later on, and show the futures from there."
+        return said(words), draw(on.path), replace(on, futures=walk.futures)
+
+    bench.connect(grow, growing, [first, stop], [path, state, words, gallery, png, walk])
+    bench.connect(part, parting, [walk, stop], [gallery, png, walk])
+    stop.input(look, [walk, stop], [state, words], trigger_mode="always_last", **QUIET)
+    gallery.select(turn, walk, [bench.status, path, walk], **QUIET)
+
+
+def _gallery() -> gr.Gallery:
+    return gr.Gallery(
+        label="Futures: click on one to walk on",
+        show_label=False,
+        columns=4,
+        height="auto",
+        format="png",
+        allow_preview=False,
+        buttons=[],
+        object_fit="contain",
+        elem_classes="futures",
+        elem_id="futures",
+    )
+
+
+def level_at(path: Film, percent: int) -> int:
+    """The level after so much of a path."""
+    return path.levels[round(percent / 100 * (len(path.levels) - 1))]
+
+
+def draw(path: Film) -> Image.Image:
+    """Some states of a path in a row."""
+    return pictures.grid([u[0] for u in path.some(SHOWN)], SHOWN, cell=PAGE // SHOWN)
+
+
+def draw_all(images: Tensor) -> Image.Image:
+    return pictures.grid(images, 4, cell=CELL)
+
+
+def tiles(images: Tensor) -> list[Image.Image]:
+    """Each image by itself, enlarged."""
+    return [pictures.grid(image[None], 1, cell=CELL) for image in images]

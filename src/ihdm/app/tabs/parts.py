@@ -1,0 +1,48 @@
+"""Fields that several tabs have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from PIL import Image
+
+PAGE = 700  # pixels that a large picture is about wide
+
+
+def lead(text: str) -> gr.Markdown:
+    """The sentence that says what one sees and why."""
+    return gr.Markdown(text, elem_classes="lead")
+
+
+def picture(name: str, **options: Any) -> gr.Image:
+    return gr.Image(
+        label=name,
+        show_label=False,
+        format="png",
+        interactive=False,
+        buttons=[],
+        elem_classes="picture",
+        elem_id=name,
+        **options,
+    )
+
+
+def seed(label: str = "Seed", value: int = 0, info: str = "The same seed always gives the same pictures.") -> gr.Number:
+    """No limits here: they are checked with the rest, where the message can be a plain one."""
+    return gr.Number(value, label=label, info=info)
+
+
+def save_button(what: str) -> gr.DownloadButton:
+    return gr.DownloadButton(f"Save {what}", interactive=False, size="sm", min_width=110, elem_classes="save")
+
+
+def saved(page: Image.Image, path: Path) -> Any:
+    """Write a picture and let a button offer it."""
+    page.save(path)
+    return offered(path)
+
+
+def offered(path: Path) -> Any:
+    return gr.update(value=str(path), interactive=True)

@@ -1,0 +1,98 @@
+"""What a blurred or small picture may have been."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import gradio as gr
+from PIL import Image
+from torch import Tensor
+
+from ihdm import pictures
+from ihdm.app.film import Film
+from ihdm.app.job import Bench, said, watched
+from ihdm.app.studio import MOST_BYTES, Studio, within
+from ihdm.app.tabs.parts import PAGE, lead, picture, save_button, saved, seed
+from ihdm.data.images import SUFFIXES
+from ihdm.errors import UsageError
+from ihdm.pixels import to_unit
+from ihdm.restoration import Restored
+
+TEXT = """Blur destroys detail, so a blurred picture may have been several sharp ones. Give one like those that the
+model has learned from. **The more the versions differ, the less the picture says: the map of spread shows where.**"""
+MOST_VERSIONS, SMALL = 16, PAGE // 4
+
+
+def tab(studio: Studio) -> None:
+    widest = round(studio.width(studio.K) / 2, 1)
+    lead(TEXT)
+    with gr.Row():
+        with gr.Column(scale=1, min_width=280):
+            file = gr.File(
+                label=f"A blurred or small picture, at most {MOST_BYTES >> 20} MB",
+                file_types=sorted(SUFFIXES),
+                height=130,
+                elem_id="upload",
+            )
+            example = gr.Button("Blur one for me", size="sm")
+            blur = gr.Slider(0, widest, 0, step=0.1, label="Blur width in pixels", info="0: estimate it.")
+            number = gr.Slider(2, MOST_VERSIONS, 8, step=1, label="How many versions")
+            first = seed()
+            make = gr.Button("Restore", variant="primary")
+            bench = Bench.build()
+        with gr.Column(scale=2, min_width=300):
+            summary = picture("summary")
+            versions = picture("versions")
+            words = gr.Markdown(elem_classes="words")
+            png = save_button("PNG")
+
+    def work(file: Any, blur: Any, n: Any, seed: Any) -> Iterator[tuple[Any, ...]]:
+        given = studio.upload(file)
+        blur_width = within(blur, "The blur width", 0, widest) or given.blur_width
+        found, level = studio.model.blur_level(given.image, blur_width)
+        if level == 0:
+            raise UsageError("That picture looks sharp already. To change it anyway, say how wide it is blurred.")
+        film = Film(studio.K)
+        states = studio.restore(given.image, n, seed, blur_width)
+        for status, page, *_ in watched(states, film, draw, 0):
+            yield status, gr.skip(), page, gr.skip(), gr.skip()
+        with TemporaryDirectory() as folder:
+            restored = Restored(to_unit(film.last), found, level)
+            top, bottom = draw_summary(given.image, restored), draw(film.last)
+            whole = saved(stacked(top, bottom), Path(folder, "ihdm-restored.png"))
+            note = f"{given.note} Blur: {found:.1f} pixels wide, step {studio.K - level} of {studio.K}. "
+            note += f"Spread: white is {100 * float(restored.spread.max()):.0f} % of full brightness."
+            yield said("Done."), top, bottom, note.strip(), whole
+
+    def blurring(seed: Any) -> Iterator[tuple[Any, ...]]:
+        yield said("Making a picture to blur …"), gr.skip()
+        image = studio.blurred(seed, max(1, round(0.6 * studio.K)))
+        with TemporaryDirectory() as folder:
+            path = Path(folder, "blurred.png")
+            pictures.plain(image).save(path)
+            yield said("Here is a blurred picture. Now restore it."), str(path)
+
+    bench.connect(make, work, [file, blur, number, first], [summary, versions, words, png])
+    bench.connect(example, blurring, [first], [file])
+
+
+def draw(images: Tensor) -> Image.Image:
+    return pictures.grid(images, 4, "versions", PAGE // 4)
+
+
+def draw_summary(image: Tensor, restored: Restored) -> Image.Image:
+    """What was given, the average of the versions, and where they differ, the largest spread white."""
+    spread = restored.spread / restored.spread.max().clamp(min=1e-6)
+    shown = {"given": image, "average": restored.mean, "spread": spread}
+    return pictures.beside(*(pictures.grid(u[None], 1, name, SMALL) for name, u in shown.items()))
+
+
+def stacked(top: Image.Image, bottom: Image.Image) -> Image.Image:
+    """One page above another."""
+    page = Image.new("RGB", (max(top.width, bottom.width), top.height + bottom.height), "white")
+    page.paste(top, (0, 0))
+    page.paste(bottom, (0, top.height))
+    return page

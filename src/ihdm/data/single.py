@@ -1,0 +1,30 @@
+"""One image that a person gives, in the shape that a model knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from ihdm.data.images import Files, decode, picture_shape
+from ihdm.errors import UsageError
+from ihdm.pixels import to_unit
+from ihdm.restoration import lift
+
+
+def read_one(path: Path, shape: tuple[int, int, int], resize: bool) -> tuple[Tensor, float | None, int]:
+    """The image (C, H, W) in [0, 1], its blur width if that follows from its size, and the channels that it had.
+
+    A smaller one of the same form is lifted to the model's grid; any other is cropped and brought to it, if allowed.
+    """
+    files, grid = Files(path.parent, [path.name]), shape[1:]
+    channels, height, width = picture_shape(files, None, None)
+    if height * grid[1] == width * grid[0] and height < grid[0]:
+        image, blur_width = lift(to_unit(decode(files, None, shape[0])[0]), grid)
+        return image, blur_width, channels
+    if (height, width) != grid and not resize:
+        raise UsageError(
+            f"{path} is {height} x {width} and the model restores images of {grid[0]} x {grid[1]} (height x width) or "
+            f"smaller ones of the same shape; shrink it, or add --resize to have it cropped and brought to that size"
+        )
+    return to_unit(decode(files, grid, shape[0])[0]), None, channels

@@ -1,0 +1,52 @@
+"""`ihdm app`."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from ihdm.config import Device, Precision
+from ihdm.errors import IhdmError, UsageError
+from ihdm.verbs.words import ModelName
+
+
+def app(
+    model: ModelName = "mnist",
+    /,
+    host: Annotated[str, arg(metavar="ADDRESS")] = "127.0.0.1",
+    port: Annotated[int, arg(metavar="INT")] = 7860,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    open: bool = False,
+) -> None:
+    """Show a web page for playing with a trained model, on this machine only.
+
+    Args:
+        model: a model folder, a run folder, owner/name on the hub, or mnist, which comes with ihdm
+        host: the address to listen on; 0.0.0.0: let other machines of the network see the page
+        port: 0: any that is free
+        device: where to compute; auto: the GPU if there is one
+        precision: of the network; auto: bf16 where it is faster
+        open: open the page in a browser
+    """
+    if importlib.util.find_spec("gradio") is None:
+        raise IhdmError("the page needs gradio: pip install 'ihdm[app]'")
+    from ihdm.app.page import free_port, serve
+    from ihdm.app.studio import Studio
+    from ihdm.engine import choose_device, choose_precision, keep_freed_memory, placed
+    from ihdm.model import Model
+
+    free_port(host, port)
+    keep_freed_memory()
+    place = choose_device(device)
+    loaded = placed(Model.from_pretrained(model), place)
+    if loaded.config.process.kind != "heat":
+        raise UsageError("the page is for inverse heat models; this one is the diffusion baseline")
+    pixels = math.prod(loaded.config.shape[1:])
+    name = Path(model).resolve()
+    shown = name.parent.name if name.name == "model" else name.name
+    serve(Studio(loaded, choose_precision(precision, place, pixels)), shown, host, port, open)

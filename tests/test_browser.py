@@ -1,0 +1,253 @@
+"""The web page in a real browser: every tab, by clicks."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from ihdm.config import Config
+from ihdm.model import Model
+from ihdm.model_folder import ModelConfig
+
+pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
+playwright = pytest.importorskip("playwright.sync_api", reason="tests in a browser need playwright: pip install it")
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="tests in a browser need chromium: apt-get install chromium")
+
+SERVER = """
+import json, sys
+log = open(sys.argv[1], "a", buffering=1)
+def watch(event, arguments):  # every attempt of the server to reach a machine by name or address
+    if event == "socket.getaddrinfo":
+        print(json.dumps(str(arguments[0])), file=log)
+    elif event == "socket.connect" and isinstance(arguments[1], tuple):
+        print(json.dumps(str(arguments[1][0])), file=log)
+sys.addaudithook(watch)
+from ihdm.cli import main
+main(["app", *sys.argv[2:], "--device", "cpu"])
+"""
+HERE = {"127.0.0.1", "localhost", "::1", "None", "b'localhost'", "b'127.0.0.1'"}
+SLOW = {"timeout": 30_000}
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory) -> Path:
+    """An untrained model of colour images, with levels enough to be cancelled on the way."""
+    settings = ["process.K=60", "process.skip=linear", "network.channels=16", "network.multipliers=1,2"]
+    config = Config().with_settings([*settings, "network.attention=1", "network.blocks=1"])
+    images = torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    folder = tmp_path_factory.mktemp("browser") / "tiny"
+    Model.from_images(ModelConfig(config.process, config.network, (3, 8, 8)), images).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(model_folder, tmp_path_factory) -> Iterator[str]:
+    """The page, served by a process of its own, which in the end has asked no other machine for anything."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log, out = model_folder.parent / "asked", model_folder.parent / "out"
+    words = [sys.executable, "-c", SERVER, str(log), str(model_folder), "--port", str(port)]
+    temporary = model_folder.parent / "temporary"
+    temporary.mkdir()
+    options = {"stderr": subprocess.STDOUT, "env": os.environ | {"TMPDIR": str(temporary)}}
+    with out.open("w") as file, subprocess.Popen(words, stdout=file, **options) as server:
+        try:
+            for _ in range(600):
+                if "shows the page" in out.read_text() or server.poll() is not None:
+                    break
+                time.sleep(0.1)
+            assert server.poll() is None, out.read_text()
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+    asked = {json.loads(line) for line in log.read_text().splitlines()}
+    assert asked <= HERE, f"the server asked {asked - HERE}"
+    assert not [*temporary.glob("ihdm-app-*")], "files of visitors are still there"
+    assert "Traceback" not in out.read_text(), out.read_text()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[playwright.Browser]:
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser, address) -> Iterator[playwright.Page]:
+    """A visitor, whose browser in the end has asked nobody but the server."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    asked: list[str] = []
+    context.on("request", lambda request: asked.append(request.url))
+    page = context.new_page()
+    page.goto(address)
+    playwright.expect(button(page, "Make pictures")).to_be_visible(**SLOW)
+    yield page
+    context.close()
+    assert asked and not [url for url in asked if not url.startswith((address, "data:", "blob:"))]
+
+
+def button(page, name: str):
+    return page.get_by_role("button", name=name, exact=True)
+
+
+def tab(page, name: str) -> None:
+    page.get_by_role("tab", name=name).click()
+
+
+def says(page, words: str | re.Pattern[str]) -> None:
+    """Wait for the status line of the open tab."""
+    playwright.expect(page.locator(".block.status:visible")).to_contain_text(words, **SLOW)
+
+
+def shown(page, name: str):
+    """The picture of that name, once it is there and loaded."""
+    image = page.locator(f"#{name} img")
+    playwright.expect(image).to_be_visible(**SLOW)
+    page.wait_for_function("name => document.querySelector(`#${name} img`).naturalWidth > 0", arg=name)
+    return image
+
+
+def test_browsers_are_told_to_ask_no_other_host(page):
+    fetched = "url => fetch(url, {mode: 'no-cors'}).then(() => 'answered', error => String(error))"
+    refused = []
+    page.on("console", lambda message: refused.append(message.text))
+    assert "TypeError" in page.evaluate(fetched, "http://localhost:9/")  # another host, if not another machine
+    assert any("Content Security Policy" in text for text in refused)
+
+
+def test_generate_scrub_and_save(page, tmp_path):
+    button(page, "Make pictures").click()
+    says(page, "Done")
+    sharp = shown(page, "generated").get_attribute("src")
+    page.get_by_role("slider", name="From blank").focus()
+    page.keyboard.press("Home")
+    playwright.expect(page.locator(".words:visible").first).to_contain_text("Step 0 of 60", **SLOW)
+    assert shown(page, "generated").get_attribute("src") != sharp
+    for name, form in (("Save PNG", "PNG"), ("Save GIF", "GIF")):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=name).or_(page.get_by_role("link", name=name)).locator(
+                "visible=true"
+            ).click()
+        download.value.save_as(tmp_path / form)
+        with Image.open(tmp_path / form) as picture:
+            assert picture.format == form
+
+
+def test_wrong_numbers_get_a_message_and_the_page_goes_on(page):
+    field = page.get_by_label("Seed").locator("visible=true").first
+    field.fill("-3")
+    button(page, "Make pictures").click()
+    says(page, "The seed must be a number from 0")
+    field.fill("3")
+    button(page, "Make pictures").click()
+    says(page, "Done")
+
+
+def test_cancel_stops_the_work_and_lets_the_next_begin(page):
+    page.get_by_label("number input for How many pictures").fill("64")
+    page.keyboard.press("Tab")
+    button(page, "Make pictures").click()
+    says(page, re.compile("step [1-9]"))
+    button(page, "Cancel").locator("visible=true").click()
+    says(page, "Cancelled")
+    page.wait_for_timeout(1500)
+    says(page, "Cancelled")
+    button(page, "Make pictures").click()
+    says(page, re.compile("step [1-9]"))
+    button(page, "Cancel").locator("visible=true").click()
+
+
+def test_two_visitors_do_not_disturb_each_other(page, browser, address):
+    other = browser.new_page()
+    other.goto(address)
+    for visitor, count in ((page, "9"), (other, "4")):
+        visitor.get_by_label("number input for How many pictures").fill(count)
+        visitor.keyboard.press("Tab")
+        button(visitor, "Make pictures").click()
+    for visitor in (page, other):
+        says(visitor, "Done")
+    sizes = [shown(visitor, "generated").evaluate("image => image.naturalWidth") for visitor in (page, other)]
+    assert sizes[0] != sizes[1]
+    other.close()
+
+
+def test_colour_and_shape(page):
+    tab(page, "Colour and shape")
+    button(page, "Make the table").click()
+    says(page, "Done")
+    shown(page, "table")
+
+
+def test_interpolate(page):
+    tab(page, "Interpolate")
+    button(page, "Go from one to the other").click()
+    says(page, "Done")
+    shown(page, "strip")
+    assert ".gif" in shown(page, "moving").get_attribute("src")
+    page.get_by_label("To seed").fill("1")
+    button(page, "Go from one to the other").click()
+    says(page, "nothing in between")
+
+
+def test_branch_and_walk_on(page):
+    tab(page, "Branch")
+    button(page, "2. Show its futures").click()
+    says(page, "First grow one picture")
+    button(page, "1. Grow one picture").click()
+    says(page, "Grown")
+    before = shown(page, "path").get_attribute("src")
+    button(page, "2. Show its futures").click()
+    says(page, "8 futures")
+    futures = page.locator("#futures .thumbnail-item")
+    playwright.expect(futures).to_have_count(8, **SLOW)
+    futures.nth(2).click()
+    says(page, "along future 3")
+    playwright.expect(page.locator("#path img")).not_to_have_attribute("src", before, **SLOW)
+    button(page, "2. Show its futures").click()
+    says(page, "8 futures")
+
+
+def test_restore(page, tmp_path):
+    tab(page, "Restore")
+    button(page, "Restore").click()
+    says(page, "First choose a picture")
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"this is no picture")
+    page.locator("#upload input[type=file]").set_input_files(broken)
+    playwright.expect(page.locator("#upload")).to_contain_text("broken", **SLOW)
+    button(page, "Restore").click()
+    says(page, "not a picture that can be read")
+    page.locator("#upload").get_by_label("Clear").click()
+    button(page, "Blur one for me").click()
+    says(page, "Here is a blurred picture")
+    page.get_by_label("number input for Blur width in pixels").fill("2")
+    page.keyboard.press("Tab")
+    button(page, "Restore").click()
+    says(page, "Done")
+    shown(page, "summary")
+    shown(page, "versions")
+    playwright.expect(page.locator(".words:visible").first).to_contain_text("Blur: 2.0 pixels wide")
+
+
+def test_narrow_screens_need_no_sideways_scrolling(page):
+    page.set_viewport_size({"width": 390, "height": 844})
+    button(page, "Make pictures").click()
+    says(page, "Done")
+    shown(page, "generated")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
