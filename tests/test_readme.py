@@ -37,7 +37,10 @@ def test_the_readmes_commands_and_python_run(tmp_path, monkeypatch):
         for i in range(4):
             pixels = rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / name / f"{i}.png")
+    Image.fromarray(rng.integers(0, 256, (28, 28), dtype=np.uint8)).save(tmp_path / "blurred.png")
     for words in commands():
+        if words[0] == "app":
+            continue  # it runs until it is stopped: tests/test_browser.py
         if words[0] in ("train", "demo") or "--quick" in words:
             words += [word for setting in LITTLE for word in ("--set", setting)]
         if words[0] == "evaluate":
