@@ -69,10 +69,12 @@ def study(lab: Lab) -> Findings:
         "what the best linear filter makes of a blurred image, and what the model makes of it; samples differ in what "
         "the blur has destroyed.",
         "does not restore images; its reverse process starts from blurred training images (section 2.1).",
-        f"PSNR in dB of {len(truth)} held-out images under the model's own blur, its width known (blurred, Wiener's filter, a sample, the mean of {samples}): "
+        f"PSNR in dB of {len(truth)} held-out images under the model's own blur, its width known "
+        f"(blurred, Wiener's filter, a sample, the mean of {samples}): "
         f"{'; '.join(words)}. Of the pixels that samples disagree on, {inside[0]:.0%} are within one of their standard "
         f"deviations, {inside[1]:.0%} within two (a normal distribution: 68 %, 95 %). Blurred again, samples differ "
-        f"from what was given by {max(residual):.2f}/255 (rms) at the width where it is most. The width, if not given, is estimated with an "
+        f"from what was given by {max(residual):.2f}/255 (rms) at the width where it is most. "
+        f"The width, if not given, is estimated with an "
         f"error of {min(width_error):.0%} to {max(width_error):.0%}.",
     )
 
