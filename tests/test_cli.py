@@ -173,7 +173,7 @@ def test_restore_makes_pictures_and_says_what_it_found(model, tiny_images, tmp_p
     assert "blur width 1.50 pixels (given)" in capsys.readouterr().out
     sharp.reduce(2).save("small.png")
     main(["restore", model, "small.png", "--n", "1", "--out", "small"])
-    assert "blur width 2.30 pixels (of small pixels)" in capsys.readouterr().out
+    assert "blur width 2.80 pixels (of small pixels)" in capsys.readouterr().out
 
 
 def test_restore_reads_every_kind_of_image(model, tmp_path, capsys):

@@ -163,8 +163,9 @@ def by_pillow(image: torch.Tensor, width: float) -> torch.Tensor:
 @pytest.mark.parametrize("blur", [by_heat, by_pillow])
 @pytest.mark.parametrize("width", [1.0, 3.0, 6.0])
 def test_the_blur_width_is_estimated(shapes_model, shapes, blur, width):
-    found = [shapes_model.blur_level(blur(image, width))[0] for image in shapes[:5]]
-    assert float(np.median(found)) == pytest.approx(width, rel=0.2)
+    found = [shapes_model.blur_level(blur(image, width))[0] for image in shapes[:3]]
+    known = shapes_model.config.process.skip == "linear"  # the spectrum of the data; else it is guessed
+    assert float(np.median(found)) == pytest.approx(width, rel=0.15 if known else 0.3)
 
 
 def test_an_image_that_is_sharp_is_left_as_it_is(shapes_model, shapes):
@@ -197,7 +198,7 @@ def test_a_small_image_is_lifted_to_what_it_is_blurred(shapes, factor):
     for image, u_0 in zip(small, to_unit(shapes[:20])):
         lifted, width = lift(image, (SIDE, SIDE))
         error = lifted - laplacian.dissipate(u_0[None], width**2 / 2)[0]
-        assert float(error.square().mean().sqrt()) < 2 / 255
+        assert float(error.square().mean().sqrt()) < 1 / 255
         beyond = laplacian.to_spectrum(error[None])[..., SIDE // factor :, :]
         assert float(beyond.abs().max()) < 0.01  # the noise of the process
     smooth = laplacian.dissipate(to_unit(shapes[:1]).double(), (2.0 * factor) ** 2 / 2)  # no frequencies to mix in

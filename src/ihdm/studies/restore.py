@@ -28,7 +28,8 @@ def study(lab: Lab) -> Findings:
     widths = [round(side, 1) for side in sides]
     scores: dict[str, dict[str, list[float]]] = {"psnr": {way: [] for way in WAYS}, "ssim": {way: [] for way in WAYS}}
     calibration: dict[str, list[float]] = {"within_1": [], "within_2": [], "rms_z": []}
-    residual, width_error, rows = [], [], []
+    residual, width_error = [], []
+    rows: list[list[Tensor]] = []
     for width in widths:
         u = to_unit(to_bytes(model.process.laplacian.dissipate(truth, width**2 / 2)))
         found = [_restored(lab, model, image, width, samples) for image in u]
@@ -44,7 +45,8 @@ def study(lab: Lab) -> Findings:
         residual.append(255 * float(torch.tensor([again for _, _, again, _ in found]).mean()))
         guessed = torch.tensor([guess for _, _, _, guess in found])
         width_error.append(float((guessed / width - 1).square().mean().sqrt()))
-        rows.append([u[0], results["Wiener"][0], *images[0, :SHOWN], results["mean"][0], truth[0]])
+        i = len(rows) % len(truth)  # another image in each row
+        rows.append([u[i], results["Wiener"][i], *images[i, :SHOWN], results["mean"][i], truth[i]])
     with figure(lab.picture("restore"), columns=3, size=(4.6, 3.6), widths=(1.3, 1, 1)) as (left, middle, right):
         columns = ["blurred", "Wiener", *[f"sample {i + 1}" for i in range(SHOWN)], "mean", "truth"]
         tiles(left, rows, [f"$\\sigma_B$ = {width:g}" for width in widths], columns)
@@ -67,10 +69,12 @@ def study(lab: Lab) -> Findings:
         "what the best linear filter makes of a blurred image, and what the model makes of it; samples differ in what "
         "the blur has destroyed.",
         "does not restore images; its reverse process starts from blurred training images (section 2.1).",
-        f"PSNR in dB of {len(truth)} held-out images (blurred, Wiener's filter, a sample, the mean of {samples}): "
+        f"PSNR in dB of {len(truth)} held-out images under the model's own blur, its width known "
+        f"(blurred, Wiener's filter, a sample, the mean of {samples}): "
         f"{'; '.join(words)}. Of the pixels that samples disagree on, {inside[0]:.0%} are within one of their standard "
         f"deviations, {inside[1]:.0%} within two (a normal distribution: 68 %, 95 %). Blurred again, samples differ "
-        f"from what was given by {max(residual):.2f}/255 at most (rms). The width, if not given, is estimated with an "
+        f"from what was given by {max(residual):.2f}/255 (rms) at the width where it is most. "
+        f"The width, if not given, is estimated with an "
         f"error of {min(width_error):.0%} to {max(width_error):.0%}.",
     )
 
