@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -101,7 +102,7 @@ finally: assert "torch" not in sys.modules"""
         (["sample", "./nowhere"], 1, "no model folder"),
         (["sample", "model", "--n", "0"], 2, "at least 1"),
         (["sample", "model", "--delta-ratio", "-1"], 2, "negative"),
-        (["restore", "model", "nowhere.png"], 1, "nowhere.png is not an image"),
+        (["restore", "model", "nowhere.png"], 1, "there is no file nowhere.png"),
         (["restore", "model", "a-file"], 1, "a-file is not an image"),
         (["restore", "model", "large.png"], 2, "--resize"),
         (["restore", "model", "huge.png"], 1, "huge.png is not an image"),
@@ -110,7 +111,7 @@ finally: assert "torch" not in sys.modules"""
         (["restore", "model", "fit.png", "--blur-width", "-1"], 2, "auto or a number"),
         (["restore", "model", "fit.png", "--blur-width", "7"], 2, "from 0 to 6 pixels"),
         (["restore", "model", "small.png", "--blur-width", "2"], 2, "follows from its size"),
-        (["restore", "model", "dot.png"], 2, "from 0 to 6 pixels"),
+        (["restore", "model", "dot.png"], 2, "too small"),
         (["restore", "model", "fit.png", "--n", "0"], 2, "at least 1"),
         (["restore", "model", "fit.png", "--delta-ratio", "nan"], 2, "not negative"),
         (["restore", "model", "fit.png", "--out", "a-file"], 1, "a-file"),
@@ -174,6 +175,22 @@ def test_restore_makes_pictures_and_says_what_it_found(model, tiny_images, tmp_p
     sharp.reduce(2).save("small.png")
     main(["restore", model, "small.png", "--n", "1", "--out", "small"])
     assert "blur width 2.80 pixels (of small pixels)" in capsys.readouterr().out
+
+
+def test_restore_replaces_its_own_results_and_nothing_else(model, tiny_images, tmp_path, capsys):
+    Image.fromarray(tiny_images.train[0, 0].numpy()).save("input.png")
+    before = Path("input.png").read_bytes()
+    main(["restore", model, "input.png", "--blur-width", "1", "--n", "3", "--out", "out"])
+    main(["restore", model, "input.png", "--blur-width", "1", "--n", "1", "--out", "out"])
+    assert sorted(path.name for path in Path("out").iterdir()) == ["00.png", "input.png", "restored.png"]
+    for words in (["input.png", "--out", "."], ["out/00.png", "--out", "out"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(["restore", model, *words])
+        assert stopped.value.code == 2 and "other files in it" in capsys.readouterr().err
+    assert Path("input.png").read_bytes() == before
+    with pytest.raises(SystemExit):
+        main(["restore", model, "nowhere.png", "--out", "new"])
+    assert "there is no file nowhere.png" in capsys.readouterr().err and not Path("new").exists()
 
 
 def test_restore_reads_every_kind_of_image(model, tmp_path, capsys):
@@ -247,7 +264,8 @@ def test_info_of_a_preset_and_of_a_model(model, capsys):
     assert "7 steps on blobs" in text and "1 x 8 x 8" in text and "with 16 images at a time" in text
 
 
-def test_demo_makes_its_pictures_and_trains_only_once(tmp_path, capsys):
+def test_demo_makes_its_pictures_and_trains_only_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("ihdm.demo.LARGER", 4)
     main(["demo", *QUICK])
     for name in ("samples.png", "sequence.png", "growth.gif", "mnist.png"):
         assert Image.open(tmp_path / "demo" / name).size[0] > 100

@@ -171,6 +171,14 @@ def test_fid_and_kid_are_those_of_torchmetrics(generator):
     assert kernel_distance(other**2, reference, seed=0)[0] == pytest.approx(float(kid.compute()[0]), rel=1e-6)
 
 
+def test_fid_of_what_is_no_number_is_refused(generator):
+    one = torch.rand(10, 4, generator=generator)
+    reference = Reference.from_features(one)
+    for bad in (one[:1], one / 0):
+        with pytest.raises(IhdmError, match="two samples or more"):
+            frechet_distance(bad, reference)
+
+
 def test_kid_is_zero_for_the_same_law_and_grows_with_the_difference(generator):
     one, same, other = (torch.randn(2000, 16, generator=generator) for _ in range(3))
     reference = Reference.from_features(one)

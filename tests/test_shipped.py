@@ -28,6 +28,8 @@ def test_a_folder_of_ones_own_comes_first_but_one_that_is_no_model_does_not(tmp_
     model = Model.from_pretrained("mnist")
     model.save_pretrained(tmp_path / "mnist", torch.bfloat16)
     assert locate("mnist").resolve() == tmp_path / "mnist"
+    modes = {file.stat().st_mode for file in (tmp_path / "mnist").iterdir()}
+    assert len(modes) == 1  # who may read one of its files may read all
     again = Model.from_pretrained("mnist")
     for name, tensor in model.network.state_dict().items():
         assert again.network.state_dict()[name].equal(tensor)

@@ -58,8 +58,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
         names, steps, averages = list(tree["model"]), tree["step"], tree["ema"]["shadow_params"]
         originals = list(tree["model"].values())
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        found = f"; it has {', '.join(map(str, list(tree)[:8]))[:200]}" if isinstance(tree, dict) else ""
-        raise IhdmError(f"{path} is no checkpoint of the authors' code, with model, ema and step{found}") from error
+        found = f"; it has {', '.join(map(ascii, list(tree)[:8]))[:200]}" if isinstance(tree, dict) else ""
+        raise IhdmError(
+            f"{path} is no checkpoint of the authors' code, with model, ema.shadow_params and step{found}"
+        ) from error
     tensors = [*originals, *averages] if type(averages) is list else []
     if not names or not tensors or type(steps) is not int or not all(type(t) is StoredTensor for t in tensors):
         raise IhdmError(f"{path} is no checkpoint of the authors' code: its model, ema and step are something else")
@@ -142,7 +144,7 @@ def _misfits(found: Shapes, expected: Shapes) -> list[str]:
             if name in found and found[name] != shape
         ),
         *(f"{name} is missing" for name in expected if name not in found),
-        *(f"{name[:80]} is not expected" for name in found if name not in expected),
+        *(f"{name[:80]!a} is not expected" for name in found if name not in expected),
     ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -310,9 +310,9 @@ class Model(nn.Module):
         tensors = {NETWORK + name: tensor.to(dtype) for name, tensor in self.network.state_dict().items()}
         if self.config.process.kind == "heat" and isinstance(self.process.skip, LinearSkip):
             tensors |= {SPECTRUM + name: tensor for name, tensor in vars(self.process.skip.spectrum).items()}
-        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
+        (folder / WEIGHTS).write_bytes(save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
         if isinstance(self.prior, Prior):
-            save_file({"coefficients": self.prior.coefficients.cpu().contiguous()}, folder / PRIOR)
+            (folder / PRIOR).write_bytes(save({"coefficients": self.prior.coefficients.cpu().contiguous()}))
         write_config(folder, self.config)
         write_card(folder, self.config, self._facts())
 

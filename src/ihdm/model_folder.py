@@ -111,6 +111,8 @@ def read_tensors(path: Path, expected: dict[str, tuple[int, ...]] | None = None)
         raise IhdmError(f"{path.parent} is not a complete model folder: {path.name} is missing")
     try:
         tensors = load_file(path)
+    except PermissionError as error:
+        raise IhdmError(f"{path} may not be read by this user") from error
     except (OSError, safetensors.SafetensorError) as error:
         raise IhdmError(f"{path} is damaged ({error}); copy or train the model again") from error
     if expected is None:

@@ -33,9 +33,7 @@ def check_available() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise IhdmError(
-            "figures are drawn with matplotlib, which is not installed: pip install 'ihdm[plots]'"
-        ) from error
+        raise IhdmError("figures are drawn with matplotlib, which is not installed: pip install matplotlib") from error
 
 
 @contextlib.contextmanager

@@ -110,7 +110,8 @@ class Guided:
     v = P E_{k-1}^2 sigma^2 / (P E_k^2 + sigma^2) (see `LinearSkip`); the observation implies them to be
     y_hat E_{k-1} / T, up to r = N E_{k-1}^2 / T^2. The mean becomes the average of both, weighted by precision:
     mu + v / (v + r) (y_hat E_{k-1} / T - mu). Noise delta is added after that, so that states have what they should.
-    At the end an image that is blurred again differs from the observation by no more than the error of the latter.
+    At the end an image that is blurred again differs from the observation by no more than the error of the latter, if
+    the blur was found rightly, and before values are clamped to [0, 1].
     """
 
     def __init__(self, process: InverseHeat, seen: Observation):

@@ -80,13 +80,15 @@ def free_port(host: str, port: int) -> int:
     if not 0 <= port < 2**16:
         raise UsageError(f"--port is a number from 0 (any that is free) to {2**16 - 1}, not {port}")
     try:
-        with socket.socket() as listener:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
             return int(listener.getsockname()[1])
     except OSError as error:
         raise IhdmError(
-            f"cannot listen on {host}, port {port} ({error.strerror}); choose another with --port, or --port 0 for any"
+            f"cannot listen on {host}, port {port} ({error.strerror}); choose another --port (0: any that is free), "
+            "or another --host"
         ) from error
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from torch import Tensor
 
 from ihdm.data.images import Unreadable
@@ -178,10 +178,11 @@ class Studio:
 
 
 def _size(path: Path) -> tuple[int, int]:
-    """Width and height, from the first bytes of the file alone."""
+    """Width and height as shown, from the head of the file alone."""
     try:
         with Image.open(path) as picture:
-            return picture.size
+            turned = picture.getexif().get(ExifTags.Base.Orientation, 1) >= 5  # on its side
+            return (picture.height, picture.width) if turned else picture.size
     except Exception as error:  # decoders raise many kinds; each is a file that is no picture, or too large a one
         raise Unreadable(NO_PICTURE) from error
 

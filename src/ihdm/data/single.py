@@ -7,9 +7,11 @@ from pathlib import Path
 from torch import Tensor
 
 from ihdm.data.images import Files, decode, picture_shape
-from ihdm.errors import UsageError
+from ihdm.errors import IhdmError, UsageError
 from ihdm.pixels import to_unit
 from ihdm.restoration import lift
+
+SMALLEST = 3  # pixels along an axis
 
 
 def read_one(path: Path, shape: tuple[int, int, int], resize: bool) -> tuple[Tensor, float | None, int]:
@@ -17,9 +19,13 @@ def read_one(path: Path, shape: tuple[int, int, int], resize: bool) -> tuple[Ten
 
     A smaller one of the same form is lifted to the model's grid; any other is cropped and brought to it, if allowed.
     """
+    if not path.is_file():
+        raise IhdmError(f"there is no file {path}")
     files, grid = Files(path.parent, [path.name]), shape[1:]
     channels, height, width = picture_shape(files, None, None)
     if height * grid[1] == width * grid[0] and height < grid[0]:
+        if min(height, width) < SMALLEST:
+            raise UsageError(f"{path} is too small: {height} x {width} pixels say next to nothing")
         image, blur_width = lift(to_unit(decode(files, None, shape[0])[0]), grid)
         return image, blur_width, channels
     if (height, width) != grid and not resize:

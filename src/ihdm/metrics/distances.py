@@ -54,6 +54,8 @@ def frechet_distance(samples: Tensor, reference: Reference, device: torch.device
     eigenvalues of this symmetric matrix are real, and found many times faster on a GPU than those of S R.
     """
     device = device or samples.device
+    if len(samples) < 2 or not bool(samples.isfinite().all()):
+        raise IhdmError(f"FID needs two samples or more, all features finite; there are {len(samples)}")
     mean, covariance = Reference.from_features(samples, device).moments(device)
     other_mean, other = reference.moments(device)
     root = _symmetric_root(other)

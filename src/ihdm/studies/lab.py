@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import shlex
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from ihdm.pixels import to_unit
 from ihdm.trainer import Trainer
 
 QUICK = ("trainer.steps=600", "trainer.checkpoint_every=600", "trainer.sample_every=600")
+USUAL = ("mnist-small", "digits")  # presets that are taken unless one is named
 DDPM = ("process.kind=ddpm", "process.delta_ratio=1")
 
 
@@ -148,12 +150,25 @@ class Lab:
         self.out.mkdir(parents=True, exist_ok=True)
         return self.out / f"{name}.png"
 
+    def command(self, name: str, subject: str) -> str:
+        """What was typed, but for places on this machine: a model is called by its name."""
+        words = ["ihdm", "study", name]
+        if self.model_name is not None:
+            words += ["--model", subject]
+        if self.model_name is None or self.preset not in USUAL:
+            words += ["--preset", self.preset]
+        for setting in self.settings:
+            words += ["--set", setting]
+        words += ["--quick"] if self.quick else []
+        return shlex.join([*words, *(["--seed", str(self.seed)] if self.seed else [])])
+
     def write(self, name: str, title: str, findings: Findings) -> None:
         """NAME.json and NAME.md beside the picture."""
         given = Path(self.model_name or "")
         subject = (given.parent.name if given.name == "model" else given.name) or self.preset
         machine = torch.cuda.get_device_name() if self.device.type == "cuda" else f"CPU ({platform.machine()})"
-        made = {"study": name, "model": subject, "data": self.images.name, "quick": self.quick, "seed": self.seed}
+        command = self.command(name, subject)
+        made = {"study": name, "command": command, "model": subject, "data": self.images.name, "seed": self.seed}
         made |= {"machine": machine, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
         tree = made | {"numbers": findings.numbers}
         (self.out / f"{name}.json").write_text(json.dumps(tree, indent=2, allow_nan=False) + "\n", encoding="utf-8")
@@ -167,7 +182,7 @@ class Lab:
 
 **Here:** {findings.found}
 
-`ihdm study {name}` with {subject} on {self.images.name}{", quick" if self.quick else ""}; {machine}, torch \
+`{command}` on {self.images.name}; {machine}, torch \
 {torch.__version__}, {made["date"]}. All numbers are in [{name}.json]({name}.json).
 """
         (self.out / f"{name}.md").write_text(text, encoding="utf-8")

@@ -23,7 +23,7 @@ def app(
     precision: Precision = "auto",
     open: bool = False,
 ) -> None:
-    """Show a web page for playing with a trained model, on this machine only.
+    """Show a web page for playing with a trained model, by default for this machine only.
 
     Args:
         model: a model folder, a run folder, owner/name on the hub, or mnist, which comes with ihdm
@@ -34,7 +34,7 @@ def app(
         open: open the page in a browser
     """
     if importlib.util.find_spec("gradio") is None:
-        raise IhdmError("the page needs gradio: pip install 'ihdm[app]'")
+        raise IhdmError("the page needs gradio: pip install gradio")
     from ihdm.app.page import free_port, serve
     from ihdm.app.studio import Studio
     from ihdm.engine import choose_device, choose_precision, keep_freed_memory, placed

@@ -52,5 +52,6 @@ def convert(
     parameters = sum(p.numel() for p in model.network.parameters())
     print(f"converted {parameters:,} averaged weights of step {found.steps:,}, prior of {len(images.train):,} images")
     changes = ", ".join(f"network.{name}={value}" for name, value in differing(described, config).items())
-    print(f"as the checkpoint has it, not the preset: {changes}")
+    if changes:
+        print(f"as the checkpoint has it, not the preset: {changes}")
     print(f"the model is in {out}. Next: ihdm sample {shlex.quote(str(out))}")

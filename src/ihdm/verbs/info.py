@@ -25,13 +25,19 @@ def info(
         data: with a preset: the images it would be trained on; default: the preset's
     """
     from ihdm import describe
+    from ihdm.model_folder import shipped
 
+    tables = {}
     if name in presets() or name.endswith(".toml"):
         config = with_data(load_config(name, itertools.chain(*settings)), data)
-        rows = describe.preset(config)
+        tables[f"preset {name}, for ihdm train"] = describe.preset(config)
     elif settings or data:
         raise UsageError("--set and --data go with a preset; a model folder is what it is")
-    else:
-        rows = describe.model(name)
+    if not tables or (name in shipped() and not settings and not data):
+        tables[f"model {name}"] = describe.model(name)
+    print("\n\n".join(_table(title, rows) for title, rows in tables.items()))
+
+
+def _table(title: str, rows: dict[str, str]) -> str:
     width = max(len(label) for label in rows)
-    print("\n".join(f"{label:<{width}}  {value}" for label, value in rows.items()))
+    return "\n".join([title, *(f"  {label:<{width}}  {value}" for label, value in rows.items())])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COLUMNS = 8  # of samples in a picture
+MUCH = 3  # of 255: such a difference between the image and what was made of it is more than rounding
 
 
 def restore(
@@ -25,7 +27,7 @@ def restore(
     n: int = 8,
     seed: int = 0,
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("restored"),
-    consistent: bool = True,
+    consistent: Annotated[bool, arg(help_behavior_hint="")] = True,
     resize: bool = False,
     delta_ratio: Annotated[float | None, arg(metavar="RATIO", help_behavior_hint="")] = None,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
@@ -38,7 +40,8 @@ def restore(
         blur_width: standard deviation of the blur in pixels, the radius of many programs' blurs; auto: estimated
         n: how many sharp images to make
         seed: sample i depends on the seed and i alone
-        out: a folder for input.png, restored.png (all in one picture) and each sample, 00.png and so on
+        out: a folder for input.png, restored.png (all in one picture) and each sample, 00.png and so on; those of an
+            earlier time are replaced
         consistent: let samples start from the image and no more: blurred again, they need not look like it
         resize: crop an image and bring it to the model's size; the blur width is then that in the model's pixels
         delta_ratio: sampling noise in units of sigma: more gives more detail, then noise; default: the model's
@@ -48,7 +51,6 @@ def restore(
         raise UsageError("--n must be at least 1")
     if delta_ratio is not None and not 0 <= delta_ratio < float("inf"):
         raise UsageError(f"--delta-ratio must be finite and not negative: {delta_ratio}")
-    check_folder(out)
     from ihdm import pictures
     from ihdm.engine import choose_device, choose_precision, keep_freed_memory, placed
     from ihdm.model import Model
@@ -61,7 +63,8 @@ def restore(
         raise UsageError("--blur-width is for images of the model's size; that of a smaller one follows from its size")
     how = "estimated" if width is None and own_width is None else "given" if own_width is None else "of small pixels"
     width = own_width if width is None else width
-    seen = loaded.observation(given, width)
+    earlier = _earlier(out, image)
+    check_folder(out)
     found = placed(loaded, place).restore(
         given,
         n,
@@ -75,7 +78,16 @@ def restore(
         progress=True,
     )
     print(f"blur width {found.blur_width:.2f} pixels ({how}), level {found.level} of {loaded.process.K}")
-    print(f"blurred again, the samples differ from the image by {255 * seen.residual(found.images):.2f}/255 (rms)")
+    if not found.level:
+        print("the image looks sharp already, and is left as it is; --blur-width says that it is not")
+    residual = 255 * loaded.observation(given, found.blur_width).residual(found.images)
+    print(f"blurred again, the samples differ from the image by {residual:.2f}/255 (rms)")
+    if residual > MUCH:
+        print(
+            "that is much: its blur may be another, or it is no image such as the model knows; try --blur-width PIXELS"
+        )
+    for path in earlier:
+        path.unlink()
     pictures.plain(given).save(out / "input.png")
     for i, sample in enumerate(found.images):
         pictures.plain(sample).save(out / f"{i:02d}.png")
@@ -84,6 +96,16 @@ def restore(
     pages = [pictures.grid(some, min(len(some), COLUMNS), caption) for caption, some in parts.items()]
     pictures.beside(*pages).save(out / "restored.png")
     print(out / "restored.png")
+
+
+def _earlier(out: Path, image: Path) -> list[Path]:
+    """What this command wrote to the folder before; refuse a folder with anything else in it, such as the image."""
+    there = sorted(out.iterdir()) if out.is_dir() else []
+    if any(not re.fullmatch(r"(input|restored|\d\d+)\.png", path.name) for path in there) or image.resolve() in [
+        path.resolve() for path in there
+    ]:
+        raise UsageError(f"--out takes a new folder, or one with earlier results alone; {out} has other files in it")
+    return there
 
 
 def _pixels(word: str) -> float | None:

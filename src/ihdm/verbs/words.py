@@ -34,7 +34,7 @@ class Computing:
     """where to compute; auto: the GPU if there is one"""
     precision: Precision = "auto"
     """of the network; auto: bf16 where it is faster"""
-    compile: bool = True
+    compile: Annotated[bool, arg(help_behavior_hint="")] = True
     """no compiled kernels and recorded steps on a GPU: it starts some seconds sooner, then is slower"""
 
     def __post_init__(self) -> None:
@@ -55,6 +55,8 @@ def with_data(config: Config, data: str | None) -> Config:
 
 def check_folder(folder: Path) -> None:
     """Make a folder, and refuse one that may not be written to, before anything is computed."""
+    if folder.exists() and not folder.is_dir():
+        raise IhdmError(f"{folder} is a file, not a folder")
     folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):
         raise IhdmError(f"the folder {folder} may not be written to")
