@@ -300,13 +300,17 @@ def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_before(
     before = weights(run)
     real = checkpoint.save_file
 
-    def save_file(tensors, path, *rest):
-        if Path(path).name == "optimizer.safetensors" or place == "model":
-            Path(path).write_bytes(b"half")
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(tensors, path, *rest)
+    def broken(path):
+        Path(path).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint if place == "checkpoint" else model_module, "save_file", save_file)
+    if place == "model":
+        monkeypatch.setattr(model_module, "write_tensors", lambda path, tensors: broken(path))
+    else:
+        last = "optimizer.safetensors"
+        monkeypatch.setattr(
+            checkpoint, "save_file", lambda tensors, path: broken(path) if path.name == last else real(tensors, path)
+        )
     config = tiny_config.with_settings(["trainer.steps=12"])
     with pytest.raises(IhdmError, match="Make room"):
         train(config, tiny_images, run)

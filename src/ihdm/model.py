@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -29,6 +28,7 @@ from ihdm.model_folder import (
     read_tensors,
     write_card,
     write_config,
+    write_tensors,
 )
 from ihdm.network import UNet
 from ihdm.noise import Noise, SeededNoise
@@ -310,9 +310,9 @@ class Model(nn.Module):
         tensors = {NETWORK + name: tensor.to(dtype) for name, tensor in self.network.state_dict().items()}
         if self.config.process.kind == "heat" and isinstance(self.process.skip, LinearSkip):
             tensors |= {SPECTRUM + name: tensor for name, tensor in vars(self.process.skip.spectrum).items()}
-        (folder / WEIGHTS).write_bytes(save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
+        write_tensors(folder / WEIGHTS, tensors)
         if isinstance(self.prior, Prior):
-            (folder / PRIOR).write_bytes(save({"coefficients": self.prior.coefficients.cpu().contiguous()}))
+            write_tensors(folder / PRIOR, {"coefficients": self.prior.coefficients})
         write_config(folder, self.config)
         write_card(folder, self.config, self._facts())
 

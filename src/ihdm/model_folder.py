@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import safetensors
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ihdm.config import NetworkConfig, ProcessConfig, as_tree, check_together, read_text, updated
@@ -130,6 +130,11 @@ def read_tensors(path: Path, expected: dict[str, tuple[int, ...]] | None = None)
         more = f" and {len(misfits) - 3} more" if len(misfits) > 3 else ""
         raise IhdmError(f"{path} does not fit {CONFIG}: {'; '.join(misfits[:3])}{more}")
     return tensors
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a file that whoever may read the folder may read; safetensors' own are for their owner alone."""
+    path.write_bytes(save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
 
 
 def write_card(folder: Path, config: ModelConfig, rows: dict[str, str]) -> None:
