@@ -13,7 +13,7 @@ ROOT = Path(ihdm.__file__).parent
 
 FLOORS = [  # a module imports from its own floor or those before it
     {"errors", "cache", "heat", "schedule", "noise", "kernels", "pixels", "workers", "writer", "stopping", "plots"}
-    | {"torch_archive"},
+    | {"torch_archive", "sharding"},
     {"network", "prior", "processes", "sampler", "likelihood", "config", "optimisation", "pictures", "restoration"},
     {"data", "engine", "checkpoint", "metrics"},
     {"memory", "model_folder"},

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ihdm.errors import IhdmError
+from ihdm.sharding import divided_like, whole
 
 MANIFEST = "manifest.json"  # step, images, and size and checksum of every other file
 NETWORK, AVERAGE, OPTIMIZER = "network.safetensors", "average.safetensors", "optimizer.safetensors"
@@ -35,7 +36,7 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of the state in the host's memory, written while training goes on.
+    """A copy of the state in the host's memory, written while training goes on; divided weights are put together.
 
     data: the images' fingerprint; processes: how many took the steps.
     """
@@ -101,8 +102,8 @@ def load(path: Path, state: TrainingState) -> dict[str, Any]:
             raise ValueError(f"its {MANIFEST} is of step {manifest['step']}")
         facts = {name: kind(manifest[name]) for name, kind in (("step", int), ("data", str), ("processes", int))}
         tensors = {name: load_file(path / name) for name in (NETWORK, AVERAGE, OPTIMIZER)}
-        state.network.load_state_dict(tensors[NETWORK])
-        state.average.load_state_dict(tensors[AVERAGE])
+        _load(state.network, tensors[NETWORK])
+        _load(state.average, tensors[AVERAGE])
         _load_optimizer(state.optimizer, tensors[OPTIMIZER])
         return facts
     except (
@@ -179,7 +180,12 @@ def _flat_optimizer(optimizer: Any) -> dict[str, Tensor]:
 
 def _copy(tensor: Tensor) -> Tensor:
     """On the host, in memory of its own, in the usual order."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(whole(tensor.detach()))
+
+
+def _load(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    now = module.state_dict()
+    module.load_state_dict({name: divided_like(tensor, now.get(name)) for name, tensor in tensors.items()})
 
 
 def _load_optimizer(optimizer: Any, tensors: dict[str, Tensor]) -> None:
@@ -192,4 +198,4 @@ def _load_optimizer(optimizer: Any, tensors: dict[str, Tensor]) -> None:
     for parameter, loaded in optimizer.state.items():
         for name, value in loaded.items():  # in the place it had, or else in the memory order of its parameter
             new = torch.empty_like(parameter) if value.shape == parameter.shape else value
-            loaded[name] = before.get(parameter, {}).get(name, new).copy_(value)
+            loaded[name] = before.get(parameter, {}).get(name, new).copy_(divided_like(value, new))

@@ -128,6 +128,9 @@ class EngineConfig:
     precision: Precision = setting(AUTO, "of the network; auto: bf16 where it is faster")
     compile: bool = setting(True, "on a GPU, compiled kernels and recorded steps; false starts sooner, then is slower")
     checkpoint: bool = setting(False, "compute activations again for the backward pass: less memory, more time")
+    shard: bool = setting(
+        False, "divide weights among processes (FSDP), if a network does not fit: less memory, more time"
+    )
 
 
 @dataclass(frozen=True)

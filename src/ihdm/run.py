@@ -32,7 +32,7 @@ FREE_OF_TRAINER = (
     "skip_most",
 )
 FREE = {f"trainer.{name}" for name in FREE_OF_TRAINER}
-FREE |= {"engine.device", "engine.precision", "engine.compile", "engine.checkpoint"}
+FREE |= {"engine.device", "engine.precision", "engine.compile", "engine.checkpoint", "engine.shard"}
 FREE |= {"data.source", "data.on_error", "data.memory"}  # the images themselves are compared instead
 
 

@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from ihdm import checkpoint, memory, pictures
@@ -36,6 +36,7 @@ from ihdm.pixels import to_unit
 from ihdm.prior import Prior
 from ihdm.processes.levels import draw
 from ihdm.run import Log, check_run, locked, replaced_text
+from ihdm.sharding import divide, everywhere, follow, whole
 from ihdm.stopping import stop_requests
 from ihdm.writer import Writer
 
@@ -66,7 +67,13 @@ class Trainer:
         network = placed(self.model.network, device)
         network.checkpoint = config.engine.checkpoint  # type: ignore[assignment]
         self.average = copy.deepcopy(network).eval().requires_grad_(False)
-        self.compiled = config.engine.compile and device.type == "cuda"
+        self.sharded = config.engine.shard
+        if self.sharded:
+            if self.accelerator.num_processes == 1:
+                raise UsageError("engine.shard divides weights among processes; start several, with torchrun")
+            divide(network, device, self.precision)
+            divide(self.average, device, self.precision)
+        self.compiled = config.engine.compile and device.type == "cuda" and not self.sharded
         self.optimizer = torch.optim.Adam(
             network.parameters(), lr=config.trainer.lr, fused=True, capturable=self.compiled
         )
@@ -80,7 +87,7 @@ class Trainer:
         self.step = 0
         self.skipped = 0  # steps in a row, up to now
         self.writer = Writer()
-        lower = lowered(network, self.precision, config.engine.compile)
+        lower = network if self.sharded else lowered(network, self.precision, config.engine.compile)
         if self.compiled:
             part = self.batches.at(0)[:: config.trainer.accumulate * self.accelerator.num_processes]
             compile_ahead(network, to_unit(part), self.precision)
@@ -88,7 +95,7 @@ class Trainer:
             self._gradients = recorded(self._gradients, device, [self.generator])  # type: ignore[method-assign]
             self._update = recorded(self._update, device)  # type: ignore[method-assign]
         else:
-            self.network = self.accelerator.prepare(lower)
+            self.network = lower if self.sharded else self.accelerator.prepare(lower)
 
     def train(self) -> bool:
         """Run to the last step and write the model; False if a signal stopped it earlier, with everything saved."""
@@ -127,7 +134,15 @@ class Trainer:
         """The model with averaged weights, as it stands."""
         config = self.model.config
         config = ModelConfig(config.process, config.network, config.shape, config.data, self.step)
-        return Model(config, self.model.process, self.average, self.model.prior)
+        return Model(config, self.model.process, self._averaged(), self.model.prior)
+
+    def _averaged(self) -> nn.Module:
+        """The network with averaged weights; if they are divided, all processes must ask for it together."""
+        if not self.sharded:
+            return self.average
+        network = build_network(self.model.config)
+        network.load_state_dict({name: whole(tensor) for name, tensor in self.average.state_dict().items()})
+        return placed(network, self.device).eval().requires_grad_(False)
 
     def _next_stop(self) -> int:
         """The next step after which there is something to write."""
@@ -235,11 +250,15 @@ class Trainer:
 
         Without a finite gradient nothing changes.
         """
-        norm = torch.nn.utils.clip_grad_norm_(self.state.network.parameters(), self.config.trainer.clip)
-        for optimizer, rate in zip((self.optimizer, self.averaging), rates):
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.state.network.parameters(), self.config.trainer.clip))
+        optimizers = [self.optimizer] if self.sharded else [self.optimizer, self.averaging]
+        for optimizer, rate in zip(optimizers, rates):
             optimizer.param_groups[0]["lr"] = rate
-            setattr(optimizer, "found_inf", (~norm.isfinite()).float())  # noqa: B010 -- then fused ones take no step
+            found_inf = everywhere((~norm.isfinite()).float(), optimizer.param_groups[0]["params"][0])
+            setattr(optimizer, "found_inf", found_inf)  # noqa: B010 -- then fused ones take no step
             optimizer.step()
+        if self.sharded:
+            follow(self.average, self.state.network, rates[1] * norm.isfinite())
         return norm
 
     def _smaller_parts(self) -> str:
@@ -282,8 +301,10 @@ class Trainer:
         if self.accelerator.is_main_process:
             self.run.mkdir(parents=True, exist_ok=True)
             replaced_text(self.run / "config.toml", config_to_toml(self.config))
-            if facts is not None and not self._model_is_there():
-                _write_model(self.run, self.trained_model())
+        if facts is not None and self._agreed(self.accelerator.is_main_process and not self._model_is_there()):
+            model = self.trained_model()
+            if self.accelerator.is_main_process:
+                _write_model(self.run, model)
         self.accelerator.wait_for_everyone()
 
     def _model_is_there(self) -> bool:
@@ -301,12 +322,13 @@ class Trainer:
 
     def _save(self) -> None:
         """Begin to write the model folder and then a checkpoint, so that a checkpoint always has its model."""
-        if self.accelerator.is_main_process:
+        if self.accelerator.is_main_process or self.sharded:
             self.writer.wait()
-            settings, run = self.config.trainer, self.run
             snapshot = checkpoint.Snapshot.of(self.state, self.step, self.fingerprint, self.accelerator.num_processes)
             model = self.trained_model()
-            model.network = copy.deepcopy(self.average).cpu()
+        if self.accelerator.is_main_process:
+            settings, run = self.config.trainer, self.run
+            model.network = copy.deepcopy(model.network).cpu()
 
             def write() -> None:
                 with _room_advice(run):
@@ -320,15 +342,17 @@ class Trainer:
 
     def _check(self, log: Log | None) -> None:
         """Log the held-out loss."""
-        if log and len(self.images.held_out):
-            log.write(self.step, {"held_out_loss": self.held_out_loss()})
+        if (log or self.sharded) and len(self.images.held_out):
+            loss = self.held_out_loss()
+            if log:
+                log.write(self.step, {"held_out_loss": loss})
         self.accelerator.wait_for_everyone()
 
     @torch.no_grad()
     def held_out_loss(self) -> float:
         """The loss of the averaged weights on held-out images, always with the same levels and noise."""
         self.generator.manual_seed(mix_seed(self.config.trainer.seed, HELD_OUT_STREAM))
-        network = inference(self.average, self.precision, self.config.engine.compile)
+        network = inference(self._averaged(), self.precision, self.config.engine.compile)
         losses = [
             self.model.process.loss(network, u_0.to(self.accelerator.device), self.generator)
             for u_0 in unit_batches(self.images.held_out, self.config.trainer.batch_size)
@@ -336,8 +360,9 @@ class Trainer:
         return float(torch.cat(losses).mean())
 
     def _picture(self) -> None:
-        if self.accelerator.is_main_process:
-            images = self.trained_model().sample(
+        model = self.trained_model() if self.sharded or self.accelerator.is_main_process else None
+        if model and self.accelerator.is_main_process:
+            images = model.sample(
                 self.config.trainer.samples, precision=self.precision, compiled=self.config.engine.compile
             )
             (self.run / "samples").mkdir(exist_ok=True)

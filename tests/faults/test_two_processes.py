@@ -84,3 +84,35 @@ def test_torchruns_restart_goes_on_from_the_checkpoint(tmp_path):
     kill_one_worker(launcher, tmp_path / "run")
     out = finished(launcher)
     assert "going on from step" in out and "done" in out
+
+
+def test_divided_weights_take_the_same_steps_and_go_on_from_a_checkpoint(tmp_path):
+    """engine.shard: the run of one process, up to rounding, also if it stops in between; undivided it goes on too.
+
+    Weights themselves are no measure: Adam takes steps of full length where the gradient is nothing but rounding.
+    """
+    words, divided = ["trainer.decay=0"], "engine.shard=true"
+    finished(start(tmp_path / "plain", 1, *words))
+    finished(start(tmp_path / "run", 2, *words, divided, "trainer.steps=3"))
+    (tmp_path / "run" / "model" / "prior.safetensors").unlink()
+    assert "going on from step 3" in finished(start(tmp_path / "run", 2, *words, divided))
+    plain, run = ({line["step"]: {} for line in read_log(tmp_path / name)} for name in ("plain", "run"))
+    for found, name in ((plain, "plain"), (run, "run")):
+        for line in read_log(tmp_path / name):
+            found[line["step"]] |= line
+    for step, key in (
+        (2, "loss"),
+        (2, "gradient_norm"),
+        (3, "held_out_loss"),
+        (6, "gradient_norm"),
+        (6, "held_out_loss"),
+    ):
+        assert run[step][key] == pytest.approx(plain[step][key], rel=1e-3), (step, key)
+    assert (tmp_path / "run" / "samples" / "step-00000006.png").exists()
+    assert "going on from step 6" in finished(start(tmp_path / "run", 1, *words, "trainer.steps=7"))
+
+
+def test_weights_can_be_divided_among_several_processes_only(tmp_path):
+    process = start(tmp_path / "run", 1, "engine.shard=true")
+    _, error = process.communicate(timeout=120)
+    assert process.returncode != 0 and "start several, with torchrun" in error

@@ -1,0 +1,58 @@
+"""Weights divided among processes, for networks that do not fit on one device: PyTorch's FSDP, and the way in and out.
+
+A divided weight is a `DTensor`. The modules that have it take long to import, so that is done where it is needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def divide(network: nn.Module, device: torch.device, precision: torch.dtype) -> None:
+    """Leave each process its part of every weight; whole ones are there, in `precision`, while the network computes."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32, output_dtype=torch.float32)
+    fully_shard(network, mesh=mesh, mp_policy=policy)
+
+
+def is_divided(tensor: Any) -> bool:
+    return hasattr(tensor, "full_tensor")
+
+
+def whole(tensor: Any) -> Tensor:
+    """All of a tensor. Of a divided one, all processes must ask at the same time."""
+    return tensor.full_tensor() if is_divided(tensor) else tensor
+
+
+@torch.no_grad()
+def follow(average: nn.Module, network: nn.Module, weight: Tensor) -> None:
+    """Move divided weights towards others, each process its part, by a share of the way.
+
+    The parts are asked for anew each time: FSDP moves them in memory when a network first computes or is loaded.
+    """
+    for averaged, current in zip(average.parameters(), network.parameters()):
+        averaged.to_local().lerp_(current.to_local(), weight)  # type: ignore[attr-defined]
+
+
+def divided_like(value: Tensor, other: Any) -> Tensor:
+    """A whole value, divided as another tensor is."""
+    if not is_divided(other):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(other.device, other.dtype), other.device_mesh, other.placements)
+
+
+def everywhere(value: Tensor, other: Any) -> Tensor:
+    """A value that all processes have, in a form that goes together with tensors divided as another is."""
+    if not is_divided(other):
+        return value
+    from torch.distributed.tensor import DTensor, Replicate
+
+    return DTensor.from_local(value, other.device_mesh, [Replicate()])
