@@ -13,8 +13,8 @@ from unittest.mock import MagicMock, patch
 import torch
 from torch import Tensor, nn
 
+from ihdm.building import build_schedule
 from ihdm.config import Config, NetworkConfig
-from ihdm.model import build_schedule
 from ihdm.network import Norm
 
 

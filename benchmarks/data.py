@@ -22,11 +22,11 @@ from measure import print_table
 from PIL import Image
 
 from ihdm import checkpoint
+from ihdm.building import build_network
 from ihdm.config import load_config
 from ihdm.data.images import Decoder
 from ihdm.data.sources import open_source
 from ihdm.engine import choose_device
-from ihdm.model import build_network
 from ihdm.model_folder import ModelConfig
 
 FORMATS = {"png": {}, "jpg": {"quality": 90}, "webp": {"quality": 90}}

@@ -16,9 +16,10 @@ import authors
 import measure
 import torch
 
+from ihdm.building import build_network
 from ihdm.config import Config
 from ihdm.engine import choose_precision, compile_ahead, inference, keep_freed_memory, placed, recorded
-from ihdm.model import Model, build_network
+from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.noise import SeededNoise
 from ihdm.sampler import reverse_step

@@ -18,10 +18,10 @@ import authors
 import measure
 import torch
 
+from ihdm.building import build_network
 from ihdm.config import Config
 from ihdm.data import ImageSet
 from ihdm.engine import keep_freed_memory
-from ihdm.model import build_network
 from ihdm.model_folder import ModelConfig
 from ihdm.trainer import Trainer
 

@@ -378,7 +378,7 @@ def test_every_configuration_of_theirs_fits_its_preset(preset, name, settings):
 
 
 def load_schedule(config) -> torch.Tensor:
-    from ihdm.model import build_schedule
+    from ihdm.building import build_schedule
 
     return build_schedule(config.process, config.shape[1:]).sigma_B
 

@@ -17,7 +17,7 @@ FLOORS = [  # a module imports from its own floor or those before it
     {"network", "prior", "processes", "sampler", "likelihood", "config", "optimisation", "pictures", "restoration"},
     {"data", "engine", "checkpoint", "metrics"},
     {"memory", "model_folder"},
-    {"model"},
+    {"building", "model"},
     {"run", "evaluation", "convert"},
     {"trainer", "describe"},
     {"demo", "studies", "app"},

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ihdm import memory
+from ihdm.building import build_network
 from ihdm.config import load_config
 from ihdm.errors import IhdmError
-from ihdm.model import build_network
 from ihdm.model_folder import ModelConfig
 from ihdm.network import UNet
 

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from ihdm import memory
+from ihdm.building import build_network
 from ihdm.config import load_config
-from ihdm.model import build_network
 from ihdm.model_folder import ModelConfig
 from ihdm.network import Attention, Downsample, UNet, Upsample
 

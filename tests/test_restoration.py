@@ -163,7 +163,7 @@ def by_pillow(image: torch.Tensor, width: float) -> torch.Tensor:
 @pytest.mark.parametrize("blur", [by_heat, by_pillow])
 @pytest.mark.parametrize("width", [1.0, 3.0, 6.0])
 def test_the_blur_width_is_estimated(shapes_model, shapes, blur, width):
-    found = [shapes_model.blur_level(blur(image, width))[0] for image in shapes[:3]]
+    found = [shapes_model.observation(blur(image, width)).width for image in shapes[:3]]
     known = shapes_model.config.process.skip == "linear"  # the spectrum of the data; else it is guessed
     assert float(np.median(found)) == pytest.approx(width, rel=0.15 if known else 0.3)
 
@@ -171,8 +171,8 @@ def test_the_blur_width_is_estimated(shapes_model, shapes, blur, width):
 def test_an_image_that_is_sharp_is_left_as_it_is(shapes_model, shapes):
     image = to_unit(shapes[0])
     restored = shapes_model.restore(image, 2, blur_width=0.0)
-    assert restored.level == 0 and psnr(restored.images, image[None]).min() > 40
-    assert shapes_model.blur_level(image)[0] < 0.6
+    assert restored.seen.level == 0 and psnr(restored.images, image[None]).min() > 40
+    assert shapes_model.observation(image).width < 0.6
 
 
 @pytest.mark.parametrize("width", [0.7, 2.3, 6.0])
@@ -211,11 +211,16 @@ def test_restoring_is_the_same_in_any_batch_and_ends_in_the_samples(shapes_model
     restored = shapes_model.restore(y, 5, seed=3, blur_width=2.0)
     again = shapes_model.restore(y, 5, seed=3, blur_width=2.0, batch_size=2)
     torch.testing.assert_close(restored.images, again.images, atol=1e-5, rtol=0)
-    states = list(shapes_model.restoring(y, 5, seed=3, blur_width=2.0))
-    assert [k for k, _ in states] == list(range(restored.level, -1, -1)) and states[0][1].shape == (5, 1, SIDE, SIDE)
+    states = list(shapes_model.restoring(restored.seen, 5, seed=3))
+    assert [k for k, _ in states] == list(range(restored.seen.level, -1, -1)) and states[0][1].shape == (
+        5,
+        1,
+        SIDE,
+        SIDE,
+    )
     torch.testing.assert_close(states[-1][1].clamp(0, 1), restored.images, atol=1e-5, rtol=0)
     assert len({image.numpy().tobytes() for image in restored.images}) == 5
-    assert restored.images.min() >= 0 and restored.images.max() <= 1 and restored.blur_width == 2.0
+    assert restored.images.min() >= 0 and restored.images.max() <= 1 and restored.seen.width == 2.0
     free = shapes_model.restore(y, 5, seed=3, blur_width=2.0, consistent=False)
     assert not torch.equal(free.images, restored.images)
 
@@ -223,23 +228,24 @@ def test_restoring_is_the_same_in_any_batch_and_ends_in_the_samples(shapes_model
 def test_a_model_holds_its_samples_to_the_image(shapes_model, shapes):
     y = by_heat(shapes[1], 2.0)
     seen = shapes_model.observation(y, 2.0)
-    states = dict(shapes_model.restoring(y, 4, blur_width=2.0))
+    states = dict(shapes_model.restoring(seen, 4))
     assert seen.residual(states[0]) < 1 / 255
     assert psnr(states[0], to_unit(shapes[1])[None]).min() > psnr(y[None], to_unit(shapes[1])[None]).max() + 3
 
 
-def test_mean_and_spread():
+def test_mean_and_spread(shapes_model, shapes):
+    seen = shapes_model.observation(by_heat(shapes[0], 2.0), 2.0)
     images = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
-    assert Restored(images, 1.0, 3).mean.item() == 0.5
-    assert Restored(images, 1.0, 3).spread.item() == pytest.approx(math.sqrt(0.5))
-    assert Restored(images[:1], 1.0, 3).spread.item() == 0
+    assert Restored(images, seen).mean.item() == 0.5
+    assert Restored(images, seen).spread.item() == pytest.approx(math.sqrt(0.5))
+    assert Restored(images[:1], seen).spread.item() == 0
 
 
 def test_what_cannot_be_restored_is_refused(shapes_model, shapes, tiny_config, tiny_images):
     y = by_heat(shapes[0], 2.0)
     for width in (-1.0, math.nan, math.inf, 22.0):
         with pytest.raises(UsageError, match="from 0 to 21 pixels"):
-            shapes_model.blur_level(y, width)
+            shapes_model.observation(y, width)
     for image in (y[:, :-1], y.expand(3, -1, -1), shapes[0]):
         with pytest.raises(UsageError, match="1x28x28"):
             shapes_model.restore(image)
@@ -251,7 +257,7 @@ def test_what_cannot_be_restored_is_refused(shapes_model, shapes, tiny_config, t
     for setting in (["process.kind=ddpm"], ["process.blur=gaussian"]):
         config = tiny_config.with_settings(["process.skip=identity", *setting])
         other = Model.from_images(ModelConfig(config.process, config.network, tiny_images.shape), tiny_images.train)
-        for call in (other.restore, other.blur_level, other.restoring):
+        for call in (other.restore, other.observation):
             with pytest.raises(UsageError, match="heat equation"):
                 call(to_unit(tiny_images.train[0]))
 

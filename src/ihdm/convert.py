@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ihdm.building import build_network
 from ihdm.config import Config, NetworkConfig, check_together, load_config, presets
 from ihdm.data import ImageSet, image_shape
 from ihdm.errors import IhdmError, UsageError
-from ihdm.model import Model, build_network
+from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.network import Block, UNet
 from ihdm.torch_archive import StoredTensor, read_archive

@@ -8,9 +8,10 @@ from functools import partial
 import torch
 
 from ihdm import memory
+from ihdm.building import build_network, build_schedule
 from ihdm.config import Config, ProcessConfig
 from ihdm.data import image_shape
-from ihdm.model import Model, build_network, build_schedule
+from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.prior import Prior
 

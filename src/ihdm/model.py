@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ihdm import memory
-from ihdm.config import ProcessConfig
+from ihdm.building import build_ddpm, build_network, build_process
 from ihdm.data import spread, unit_batches
 from ihdm.engine import compile_ahead, inference, recorded
 from ihdm.errors import IhdmError, UsageError
-from ihdm.heat import GaussianFilter, GridLaplacian
+from ihdm.heat import GridLaplacian
 from ihdm.model_folder import (
     CONFIG,
     PRIOR,
@@ -30,14 +30,12 @@ from ihdm.model_folder import (
     write_config,
     write_tensors,
 )
-from ihdm.network import UNet
 from ihdm.noise import Noise, SeededNoise
 from ihdm.pixels import to_bytes
 from ihdm.prior import Prior
-from ihdm.processes import DDPM, IdentitySkip, InverseHeat, LinearSkip, Process, Spectrum, StandardNormal
-from ihdm.restoration import Guided, Observation, Restored, nearest_level, observe, spectra_of
+from ihdm.processes import DDPM, InverseHeat, LinearSkip, Process, Spectrum, StandardNormal
+from ihdm.restoration import Guided, Observation, Restored, observe, spectra_of
 from ihdm.sampler import Reverse, Step, chain, last, reverse_step
-from ihdm.schedule import Schedule
 
 NETWORK, SPECTRUM = "network.", "spectrum."  # prefixes of the tensors in WEIGHTS
 SPECTRUM_MOST = 20_000  # images that the spectrum is measured on: its power is then known to one percent
@@ -216,29 +214,29 @@ class Model(nn.Module):
             )
         return observe(self.process, spectra_of(self.process, self.prior), image, blur_width)
 
-    def blur_level(self, image: Tensor, blur_width: float | None = None) -> tuple[float, int]:
-        """The blur width of an image (C, H, W) in [0, 1], given or estimated, and the level nearest to it."""
-        width = self.observation(image, blur_width).width
-        return width, nearest_level(self.process.schedule.sigma_B, width)
-
     @torch.no_grad()
     def restoring(
         self,
-        image: Tensor,
+        seen: Observation,
         n: int = 8,
         seed: int = 0,
         *,
-        blur_width: float | None = None,
         consistent: bool = True,
         delta_ratio: float | None = None,
         precision: torch.dtype = torch.float32,
         compiled: bool = True,
+        first: int = 0,
     ) -> Iterator[tuple[int, Tensor]]:
-        """(k, u_k) for k = level..0: the n ways of `restore` back from a blurred image, on the model's device."""
-        seen = self.observation(image, blur_width)
-        return self._way_back(seen, range(n), seed, consistent, delta_ratio, precision, compiled)
+        """(k, u_k) for k = level..0, on the model's device: n ways of `restore` back from what is seen."""
+        process: Any = self._process(delta_ratio)
+        numbers = torch.arange(first, first + n, device=next(self.network.parameters()).device)
+        noise = SeededNoise(seed, numbers, self.config.shape)
+        u = seen.start(
+            float(process.schedule.t[seen.level]), noise(process.K + 1), process.delta if seen.level else 0.0
+        )
+        guided = Guided(process, seen) if consistent else process
+        return chain(self._step(guided, noise, n, precision, compiled), u, seen.level)
 
-    @torch.no_grad()
     def restore(
         self,
         image: Tensor,
@@ -246,50 +244,30 @@ class Model(nn.Module):
         seed: int = 0,
         *,
         blur_width: float | None = None,
-        consistent: bool = True,
-        delta_ratio: float | None = None,
         batch_size: int | None = None,
         precision: torch.dtype = torch.float32,
         compiled: bool = True,
         progress: bool = False,
+        **options: Any,
     ) -> Restored:
         """n sharp images that a blurred one (C, H, W) in [0, 1] may come from; sample i depends on the seed and i.
 
-        blur_width: in pixels; None: estimated. consistent: hold the samples to the image, so that they look like it
-        when they are blurred again; else it is where they start, and no more. Other options as of `sample`.
+        blur_width: in pixels; None: estimated. consistent (True): hold the samples to the image, so that they look
+        like it when they are blurred again; else it is where they start, and no more. Other options as of `sample`.
         """
         if n < 1:
             raise UsageError(f"cannot make {n} images")
         seen = self.observation(image, blur_width)
         size = _even(n, batch_size or self.batch_size(n, precision, compiled))
+        options |= {"precision": precision, "compiled": compiled}
         images = []
         with tqdm(total=n, desc="restoring", unit="image", disable=not progress, leave=False) as bar:
             for first in range(0, n, size):
-                numbers = range(first, min(first + size, n))
+                count = min(size, n - first)
                 with memory.advice(lambda: self.fewer_images(size, precision, compiled)):
-                    states = self._way_back(seen, numbers, seed, consistent, delta_ratio, precision, compiled)
-                    images.append(last(states).clamp(0, 1).cpu())
-                bar.update(len(numbers))
-        return Restored(torch.cat(images), seen.width, nearest_level(self.process.schedule.sigma_B, seen.width))
-
-    def _way_back(
-        self,
-        seen: Observation,
-        numbers: range,
-        seed: int,
-        consistent: bool,
-        delta_ratio: float | None,
-        precision: torch.dtype,
-        compiled: bool,
-    ) -> Iterator[tuple[int, Tensor]]:
-        """The states of the samples with the given numbers, from the level of what was seen."""
-        process: Any = self._process(delta_ratio)
-        level = nearest_level(process.schedule.sigma_B, seen.width)
-        rows = torch.tensor(numbers, device=next(self.network.parameters()).device)
-        noise = SeededNoise(seed, rows, self.config.shape)
-        u = seen.start(float(process.schedule.t[level]), noise(process.K + 1), process.delta if level else 0.0)
-        guided = Guided(process, seen) if consistent else process
-        return chain(self._step(guided, noise, len(rows), precision, compiled), u, level)
+                    images.append(last(self.restoring(seen, count, seed, first=first, **options)).clamp(0, 1).cpu())
+                bar.update(count)
+        return Restored(torch.cat(images), seen)
 
     def _process(self, delta_ratio: float | None) -> Process:
         return self.process if delta_ratio is None else self.process.with_noise(delta_ratio)
@@ -352,41 +330,9 @@ class Model(nn.Module):
         return cls(config, process, network.eval(), _read_prior(folder, config, process))
 
 
-def build_ddpm(config: ProcessConfig) -> DDPM:
-    """The baseline's process; `delta_ratio` is its eta."""
-    return DDPM(config.K, config.betas, config.delta_ratio)
-
-
 def _even(n: int, most: int) -> int:
     """The size of batches, no larger than `most`, if n things are divided into as few and equal ones as can be."""
     return -(-n // -(-n // most)) if n else 1
-
-
-def build_process(config: ProcessConfig, laplacian: GridLaplacian, spectrum: Spectrum | None) -> InverseHeat:
-    """The process on a grid; `spectrum` is that of the training set, for the linear skip."""
-    schedule = build_schedule(config, laplacian.grid)
-    skip = IdentitySkip() if spectrum is None else LinearSkip(laplacian, schedule, config.sigma, spectrum)
-    filter = GaussianFilter(laplacian.grid) if config.blur == "gaussian" else None
-    return InverseHeat(laplacian, schedule, config.sigma, config.delta_ratio * config.sigma, skip, filter)
-
-
-def build_schedule(config: ProcessConfig, grid: Sequence[int]) -> Schedule:
-    """The schedule on a grid; without a largest blur width, three quarters of the longer side."""
-    sigma_B_max = config.sigma_B_max or 0.75 * max(grid)
-    if sigma_B_max <= config.sigma_B_min:
-        raise UsageError(
-            f"process.sigma_B_max is {sigma_B_max:g} for images of {tuple(grid)}, which must be larger than "
-            f"process.sigma_B_min ({config.sigma_B_min:g})"
-        )
-    return Schedule(config.K, sigma_B_max, config.sigma_B_min)
-
-
-def build_network(config: ModelConfig, checkpoint: bool = False) -> UNet:
-    """The untrained network; `checkpoint`: whether it computes activations again in the backward pass."""
-    channels = config.shape[0]
-    network = UNet(channels, channels, **vars(config.network))
-    network.checkpoint = checkpoint
-    return network
 
 
 def _shown(images: Tensor, doing: str) -> Iterable[Tensor]:

@@ -33,29 +33,11 @@ LIFTED = 1.4  # the blur width of a small image brought to the grid, in units of
 
 
 @dataclass(frozen=True)
-class Restored:
-    """images: (n, C, H, W) in [0, 1], on the CPU; blur_width: in pixels; level: where the reverse process began."""
-
-    images: Tensor
-    blur_width: float
-    level: int
-
-    @property
-    def mean(self) -> Tensor:
-        """The mean of the samples, (C, H, W)."""
-        return self.images.mean(0)
-
-    @property
-    def spread(self) -> Tensor:
-        """Their standard deviation in each pixel, (C, H, W): how unsure the model is."""
-        return self.images.std(0, correction=min(1, len(self.images) - 1))
-
-
-@dataclass(frozen=True)
 class Observation:
     """A blurred image (C, H, W), and what it says about each cosine coefficient of the sharp one, along colour axes.
 
-    width: of the blur in pixels; kind: which blur explains the image best; noise: a standard deviation.
+    width: of the blur in pixels; level: of the process, the nearest to it, where the way back begins; kind: which blur
+    explains the image best; noise: a standard deviation.
     y_hat, T, N: the image's coefficients, what the blur leaves of each, and the power of the error. All float64.
     """
 
@@ -63,6 +45,7 @@ class Observation:
     spectrum: Spectrum
     image: Tensor
     width: float
+    level: int
     kind: str
     noise: float
     y_hat: Tensor
@@ -101,6 +84,24 @@ class Observation:
 
     def _image(self, u_hat: Tensor) -> Tensor:
         return self.laplacian.from_spectrum(rotate(u_hat, self.spectrum.axes.mT))
+
+
+@dataclass(frozen=True)
+class Restored:
+    """images: (n, C, H, W) in [0, 1], on the CPU; seen: what they were made from, with its blur width and level."""
+
+    images: Tensor
+    seen: Observation
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of the samples, (C, H, W)."""
+        return self.images.mean(0)
+
+    @property
+    def spread(self) -> Tensor:
+        """Their standard deviation in each pixel, (C, H, W): how unsure the model is."""
+        return self.images.std(0, correction=min(1, len(self.images) - 1))
 
 
 class Guided:
@@ -163,7 +164,8 @@ def observe(
     T, mixed_in = _effect(laplacian, spectrum, y_hat, kind, found)
     doubt = 0.0 if width is not None else _effect(laplacian, spectrum, y_hat, kind, found * (1 + DOUBT))[0] - T
     N = noise**2 + (MIXED * mixed_in).square() + spectrum.power * doubt**2
-    return Observation(laplacian, spectrum, image, found, kind, noise, y_hat - mixed_in, T, N)
+    level = nearest_level(process.schedule.sigma_B, found)
+    return Observation(laplacian, spectrum, image, found, level, kind, noise, y_hat - mixed_in, T, N)
 
 
 def nearest_level(sigma_B: Tensor, width: float) -> int:

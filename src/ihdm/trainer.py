@@ -23,12 +23,13 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ihdm import checkpoint, memory, pictures
+from ihdm.building import build_network
 from ihdm.config import Config, config_from_toml, config_to_toml, read_text
 from ihdm.data import ImageSet, unit_batches
 from ihdm.data.batches import Batches, mirrored
 from ihdm.engine import Recorded, choose_device, choose_precision, compile_ahead, inference, lowered, placed, recorded
 from ihdm.errors import IhdmError, UsageError
-from ihdm.model import Model, build_network
+from ihdm.model import Model
 from ihdm.model_folder import CONFIG, PRIOR, WEIGHTS, ModelConfig
 from ihdm.noise import mix_seed
 from ihdm.optimisation import averaging, averaging_weight, learning_rate

@@ -17,6 +17,7 @@ from ihdm.data.single import read_one
 from ihdm.errors import UsageError
 from ihdm.model import Model
 from ihdm.noise import InterpolatedNoise, SeededNoise, mix_seed
+from ihdm.restoration import Observation
 
 MOST_SEED = 2**31 - 1
 MOST_IMAGES, MOST_SIDE, MOST_STEPS = 64, 6, 32
@@ -161,12 +162,10 @@ class Studio:
             raise Unreadable(NO_PICTURE) from error  # without the name of a temporary file
         return Upload(image, _note((width, height), (self.shape[2], self.shape[1])), blur_width)
 
-    def restore(self, image: Tensor, n: Any, seed: Any, blur_width: float | None) -> States:
+    def restore(self, seen: Observation, n: Any, seed: Any) -> States:
         """Sharp images that a blurred one may have been."""
         n, seed = whole(n, "The number of versions", 2, MOST_IMAGES), whole(seed, "The seed")
-        return self.model.restoring(
-            image.to(self.device), n, seed, blur_width=blur_width, precision=self.precision, compiled=False
-        )
+        return self.model.restoring(seen, n, seed, precision=self.precision, compiled=False)
 
     def blurred(self, seed: Any, k: int) -> Tensor:
         """An image of the model itself, (C, H, W), blurred to level k: something to restore."""

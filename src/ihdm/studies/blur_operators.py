@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ihdm.building import build_schedule
 from ihdm.data import evenly_spaced
 from ihdm.heat import FiniteDifferences, GaussianFilter, GridLaplacian
-from ihdm.model import build_schedule
 from ihdm.pixels import to_unit
 from ihdm.plots import figure, octaves, tiles
 from ihdm.studies.lab import Findings, Lab

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from ihdm.building import build_schedule
 from ihdm.data import evenly_spaced, unit_batches
 from ihdm.heat import GridLaplacian
 from ihdm.metrics.spectra import Rings
-from ihdm.model import build_schedule
 from ihdm.plots import figure, octaves
 from ihdm.studies.lab import Findings, Lab
 

@@ -81,9 +81,9 @@ def study(lab: Lab) -> Findings:
 
 def _restored(lab: Lab, model: Model, image: Tensor, width: float, n: int) -> tuple[Tensor, Tensor, float, float]:
     """Samples, Wiener's estimate, how far the samples blurred again are from the image, and the width as estimated."""
-    seen = model.observation(image, width)
-    images = model.restore(image, n, lab.seed, blur_width=width, **lab.options()).images
-    return images, seen.deconvolved().float().clamp(0, 1), seen.residual(images), model.blur_level(image)[0]
+    found = model.restore(image, n, lab.seed, blur_width=width, **lab.options())
+    wiener = found.seen.deconvolved().float().clamp(0, 1)
+    return found.images, wiener, found.seen.residual(found.images), model.observation(image).width
 
 
 def _calibration(images: Tensor, truth: Tensor) -> dict[str, float]:

@@ -77,10 +77,10 @@ def restore(
         compiled=computing.compile,
         progress=True,
     )
-    print(f"blur width {found.blur_width:.2f} pixels ({how}), level {found.level} of {loaded.process.K}")
-    if not found.level:
+    print(f"blur width {found.seen.width:.2f} pixels ({how}), level {found.seen.level} of {loaded.process.K}")
+    if not found.seen.level:
         print("the image looks sharp already, and is left as it is; --blur-width says that it is not")
-    residual = 255 * loaded.observation(given, found.blur_width).residual(found.images)
+    residual = 255 * found.seen.residual(found.images)
     print(f"blurred again, the samples differ from the image by {residual:.2f}/255 (rms)")
     if residual > MUCH:
         print(
@@ -101,9 +101,8 @@ def restore(
 def _earlier(out: Path, image: Path) -> list[Path]:
     """What this command wrote to the folder before; refuse a folder with anything else in it, such as the image."""
     there = sorted(out.iterdir()) if out.is_dir() else []
-    if any(not re.fullmatch(r"(input|restored|\d\d+)\.png", path.name) for path in there) or image.resolve() in [
-        path.resolve() for path in there
-    ]:
+    ours = all(re.fullmatch(r"(input|restored|\d\d+)\.png", path.name) for path in there)
+    if not ours or image.resolve() in [path.resolve() for path in there]:
         raise UsageError(f"--out takes a new folder, or one with earlier results alone; {out} has other files in it")
     return there
 

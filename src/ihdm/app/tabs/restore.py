@@ -52,18 +52,18 @@ def tab(studio: Studio) -> None:
     def work(file: Any, blur: Any, n: Any, seed: Any) -> Iterator[tuple[Any, ...]]:
         given = studio.upload(file)
         blur_width = within(blur, "The blur width", 0, widest) or given.blur_width
-        found, level = studio.model.blur_level(given.image, blur_width)
-        if level == 0:
+        seen = studio.model.observation(given.image, blur_width)
+        if seen.level == 0:
             raise UsageError("That picture looks sharp already. To change it anyway, say how wide it is blurred.")
         film = Film(studio.K)
-        states = studio.restore(given.image, n, seed, blur_width)
+        states = studio.restore(seen, n, seed)
         for status, page, *_ in watched(states, film, draw, 0):
             yield status, gr.skip(), page, gr.skip(), gr.skip()
         with TemporaryDirectory() as folder:
-            restored = Restored(to_unit(film.last), found, level)
+            restored = Restored(to_unit(film.last), seen)
             top, bottom = draw_summary(given.image, restored), draw(film.last)
             whole = saved(stacked(top, bottom), Path(folder, "ihdm-restored.png"))
-            note = f"{given.note} Blur: {found:.1f} pixels wide, step {studio.K - level} of {studio.K}. "
+            note = f"{given.note} Blur: {seen.width:.1f} pixels wide, step {studio.K - seen.level} of {studio.K}. "
             note += f"Spread: white is {100 * float(restored.spread.max()):.0f} % of full brightness."
             yield said("Done."), top, bottom, note.strip(), whole
 
