@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import gzip
-import tarfile
 import zipfile
 from dataclasses import replace
-from io import BytesIO
 
 import numpy as np
 import pytest
 import torch
+from archives import png, write_tar
 from PIL import Image
 
 from ihdm import data as data_module
@@ -29,12 +28,6 @@ MODEL = ModelConfig(SMALL.process, SMALL.network, (3, 6, 5))
 
 def load(source, **options):
     return load_images(DataConfig(str(source), **options))
-
-
-def png(pixels) -> bytes:
-    buffer = BytesIO()
-    Image.fromarray(np.asarray(pixels, np.uint8)).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def colours(n, height=6, width=5, seed=0):
@@ -400,21 +393,15 @@ def test_a_broken_image_outside_of_the_memory(tmp_path, capsys):
     assert capsys.readouterr().err.count("warning") == 1
 
 
-def write_tar(path, numbers):
-    with tarfile.open(path, "w") as archive:
-        for i in numbers:
-            content = BytesIO()
-            Image.new("L", (4, 5), i).save(content, "PNG")
-            for name, data in ((f"{i:03d}.png", content.getvalue()), (f"{i:03d}.json", b"{}")):
-                entry = tarfile.TarInfo(name)
-                entry.size = len(data)
-                archive.addfile(entry, BytesIO(data))
+def write_grey(path, numbers):
+    contents = {f"{i:03d}.png": png(np.full((5, 4), i)) for i in numbers}
+    write_tar(path, contents | {f"{i:03d}.json": b"{}" for i in numbers})
 
 
 @pytest.mark.parametrize("memory", ["yes", "no"])
 def test_archives_as_webdataset_has_them(tmp_path, memory):
     for name, numbers in (("train-000.tar", range(3)), ("train-001.tar", range(3, 6)), ("val-000.tar", range(6, 8))):
-        write_tar(tmp_path / name, numbers)
+        write_grey(tmp_path / name, numbers)
     images = load_images(DataConfig(source=str(tmp_path), memory=memory), lazy=True)
     assert images.train[:6][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4, 5]
     assert images.held_out[:, 0, 0, 0].tolist() == [6, 7]
@@ -429,7 +416,7 @@ def test_archives_as_webdataset_has_them(tmp_path, memory):
 def test_splits_of_archives_are_found_in_any_part_of_their_names(tmp_path, names):
     for name, numbers in zip(names, (range(3), range(3, 5))):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        write_tar(tmp_path / name, numbers)
+        write_grey(tmp_path / name, numbers)
     images = load_images(DataConfig(source=str(tmp_path)))
     assert (len(images.train), len(images.held_out)) == (3, 2)
 

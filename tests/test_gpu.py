@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from archives import write_crosses
 from safetensors.torch import load_file
 
 from ihdm import checkpoint, evaluation
+from ihdm.config import DataConfig
+from ihdm.data import load_images
 from ihdm.engine import inference, placed, recorded
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.noise import BranchingNoise, SeededNoise
+from ihdm.pixels import to_unit
 from ihdm.sampler import last, reverse_step
 from ihdm.trainer import Trainer
 
@@ -197,3 +203,29 @@ def test_the_baseline_trains_recorded_as_plain(config, tiny_images, tmp_path):
     _, *facts = trained(config, tiny_images, tmp_path / "plain", *settings, "engine.compile=false")
     _, *replayed = trained(config, tiny_images, tmp_path / "recorded", *settings)
     torch.testing.assert_close(torch.tensor(replayed), torch.tensor(facts), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("consistent", [True, False])
+def test_restoring_is_recorded_too(model, tiny_images, consistent):
+    """Whether the steps are recorded or not, and on the GPU as on the CPU, from a level in between."""
+    blurred = model.process.laplacian.dissipate(to_unit(tiny_images.train[:1]), 1.0)[0]
+    options = {"n": 5, "blur_width": 1.4, "consistent": consistent}
+    found, plain = (model.restore(blurred, compiled=compiled, **options).images.cpu() for compiled in (True, False))
+    torch.testing.assert_close(found, plain, rtol=0, atol=2e-3)
+    on_cpu = placed(model, torch.device("cpu")).restore(blurred, **options).images
+    torch.testing.assert_close(found, on_cpu, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_feeds_the_gpu_and_goes_on(config, tmp_path, workers):
+    write_crosses(tmp_path / "set", archives=3, images=30)
+    config = replace(config, data=DataConfig(str(tmp_path / "set"), stream=True, buffer=32, workers=workers))
+    images = load_images(config.data, lazy=True)
+    whole, part = (Trainer(config, images, tmp_path / name) for name in ("whole", "part"))
+    whole.train()
+    part.config = config.with_settings(["trainer.steps=4"])
+    part.train()
+    part.config = config
+    part.train()
+    for found, expected in zip(weights(part), weights(whole)):
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)

@@ -38,22 +38,25 @@ class TrainingState:
 class Snapshot:
     """A copy of the state in the host's memory, written while training goes on; divided weights are put together.
 
-    data: the images' fingerprint; processes: how many took the steps.
+    data: the images' fingerprint; processes: how many took the steps; places: where a stream of images stands.
     """
 
     step: int
     data: str
     processes: int
+    places: list[list[int]] | None
     files: dict[str, dict[str, Tensor]]
 
     @classmethod
-    def of(cls, state: TrainingState, step: int, data: str, processes: int = 1) -> Snapshot:
+    def of(
+        cls, state: TrainingState, step: int, data: str, processes: int = 1, places: list[list[int]] | None = None
+    ) -> Snapshot:
         files = {
             NETWORK: _flat(state.network),
             AVERAGE: _flat(state.average),
             OPTIMIZER: _flat_optimizer(state.optimizer),
         }
-        return cls(step, data, processes, files)
+        return cls(step, data, processes, places, files)
 
 
 def save(root: Path, snapshot: Snapshot, keep: int, keep_every: int = 0) -> Path:
@@ -63,7 +66,8 @@ def save(root: Path, snapshot: Snapshot, keep: int, keep_every: int = 0) -> Path
         for name, tensors in snapshot.files.items():
             save_file(tensors, folder / name)
         files = {name: _seal(folder / name) for name in snapshot.files}
-        manifest = {"step": snapshot.step, "data": snapshot.data, "processes": snapshot.processes, "files": files}
+        manifest = {name: getattr(snapshot, name) for name in ("step", "data", "processes", "places")}
+        manifest["files"] = files
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     past = [old for old in saved(root) if _step(old) <= snapshot.step]  # a later one, damaged, is for the user to judge
     for old in past[:-keep]:
@@ -92,7 +96,7 @@ def resume(root: Path, state: TrainingState) -> dict[str, Any] | None:
 
 
 def load(path: Path, state: TrainingState) -> dict[str, Any]:
-    """Read a checkpoint into a state of the same shape; return its step, its images' fingerprint and its processes."""
+    """Read a checkpoint into a state of the same shape; return what else its manifest tells."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         for name in (NETWORK, AVERAGE, OPTIMIZER):
@@ -100,7 +104,9 @@ def load(path: Path, state: TrainingState) -> dict[str, Any]:
                 raise ValueError(f"{name} is not as it was written")
         if manifest["step"] != _step(path):
             raise ValueError(f"its {MANIFEST} is of step {manifest['step']}")
-        facts = {name: kind(manifest[name]) for name, kind in (("step", int), ("data", str), ("processes", int))}
+        kinds = {"step": int, "data": str, "processes": int}
+        facts: dict[str, Any] = {name: kind(manifest[name]) for name, kind in kinds.items()}
+        facts["places"] = _checked_places(manifest.get("places"))
         tensors = {name: load_file(path / name) for name in (NETWORK, AVERAGE, OPTIMIZER)}
         _load(state.network, tensors[NETWORK])
         _load(state.average, tensors[AVERAGE])
@@ -116,6 +122,16 @@ def load(path: Path, state: TrainingState) -> dict[str, Any]:
         safetensors.SafetensorError,
     ) as error:
         raise IhdmError(f"the checkpoint {path} cannot be read ({error})") from error
+
+
+def _checked_places(found: Any) -> list[list[int]] | None:
+    """Rows of as many numbers each, or None."""
+    if found is not None:
+        if not found or not all(type(number) is int and 0 <= number < 2**63 for row in found for number in row):
+            raise ValueError(f"its {MANIFEST} does not tell places in a stream")
+        if len({len(row) for row in found}) > 1:
+            raise ValueError(f"its {MANIFEST} tells places of different kinds")
+    return found
 
 
 @contextlib.contextmanager

@@ -92,6 +92,13 @@ class DataConfig:
     memory: Literal["auto", "yes", "no"] = setting(
         "auto", "hold all images in memory, or decode them when needed; auto: hold them if they take less than half"
     )
+    stream: bool = setting(
+        False, "read tar archives or a set on the hub in sequence, for sets that no disk holds; nothing is kept"
+    )
+    buffer: int = setting(4096, "images of a stream that are shuffled at a time", least=1, most=1e9)
+    workers: int | None = setting(
+        None, "processes that read a stream, for each that trains; 0: threads; auto: 4 for a GPU", least=0, most=1024
+    )
     on_error: Literal["stop", "skip"] = setting("stop", "what to do about images that cannot be read")
     holdout: float = setting(0.05, "share of images set aside where the source has no test split", least=0, most=0.9)
 

@@ -33,7 +33,7 @@ FREE_OF_TRAINER = (
 )
 FREE = {f"trainer.{name}" for name in FREE_OF_TRAINER}
 FREE |= {"engine.device", "engine.precision", "engine.compile", "engine.checkpoint", "engine.shard"}
-FREE |= {"data.source", "data.on_error", "data.memory"}  # the images themselves are compared instead
+FREE |= {"data.source", "data.on_error", "data.memory", "data.workers"}  # the images themselves are compared instead
 
 
 def check_run(run: Path, config: Config, option: str = "--run") -> None:

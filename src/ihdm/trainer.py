@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from ihdm.building import build_network
 from ihdm.config import Config, config_from_toml, config_to_toml, read_text
 from ihdm.data import ImageSet, unit_batches
 from ihdm.data.batches import Batches, mirrored
+from ihdm.data.streamed import StreamedBatches
 from ihdm.engine import Recorded, choose_device, choose_precision, compile_ahead, inference, lowered, placed, recorded
 from ihdm.errors import IhdmError, UsageError
 from ihdm.model import Model
@@ -42,6 +44,7 @@ from ihdm.stopping import stop_requests
 from ihdm.writer import Writer
 
 STEP_STREAM, INIT_STREAM, HELD_OUT_STREAM, DROPOUT_STREAM = 2, 3, 4, 7  # keep uses of one seed apart; see data.batches
+FEEDING_A_GPU = 4  # processes that read a stream fast enough for the CIFAR-10 model on an H200 (docs/reliability.md)
 
 
 class Trainer:
@@ -81,7 +84,7 @@ class Trainer:
         self.optimizer._warned_capturable_if_run_uncaptured = True  # the first steps are, on purpose
         self.averaging = averaging(self.average, network)
         self.state = checkpoint.TrainingState(network, self.average, self.optimizer)
-        self.batches = Batches(resident, config.trainer.batch_size, config.trainer.seed, device)
+        self.batches = self._batches(resident)
         self.fingerprint = images.fingerprint()
         self.generator = torch.Generator(device)
         self.rates = torch.zeros(2, device=device)
@@ -90,8 +93,9 @@ class Trainer:
         self.writer = Writer()
         lower = network if self.sharded else lowered(network, self.precision, config.engine.compile)
         if self.compiled:
-            part = self.batches.at(0)[:: config.trainer.accumulate * self.accelerator.num_processes]
-            compile_ahead(network, to_unit(part), self.precision)
+            parts = config.trainer.accumulate * self.accelerator.num_processes
+            part = torch.zeros(-(-config.trainer.batch_size // parts), *images.shape, device=device)
+            compile_ahead(network, part, self.precision)
             self.network = lower
             self._gradients = recorded(self._gradients, device, [self.generator])  # type: ignore[method-assign]
             self._update = recorded(self._update, device)  # type: ignore[method-assign]
@@ -105,8 +109,18 @@ class Trainer:
             try:
                 self._train()
             finally:
+                self.batches.close()
                 self.writer.wait()
         return self.step >= self.config.trainer.steps
+
+    def _batches(self, resident: Tensor) -> Batches | StreamedBatches:
+        size, seed, stream = self.config.trainer.batch_size, self.config.trainer.seed, self.images.stream
+        if stream is None:
+            return Batches(resident, size, seed, self.device)
+        workers = self.config.data.workers
+        if workers is None:
+            workers = min(FEEDING_A_GPU, os.cpu_count() or 1) if self.device.type == "cuda" else 0
+        return StreamedBatches(stream, size, seed, self.device, workers)
 
     def _train(self) -> None:
         settings = self.config.trainer
@@ -291,6 +305,7 @@ class Trainer:
                     f"give the old ones, or another folder with --run"
                 )
             self.step = facts["step"]
+            self.batches.go_on(self.step, facts["places"])
             self.say(f"going on from step {self.step:,} of {self.config.trainer.steps:,} in {self.run}")
             self._warn_of_another_end()
             now = self.accelerator.num_processes
@@ -323,9 +338,11 @@ class Trainer:
 
     def _save(self) -> None:
         """Begin to write the model folder and then a checkpoint, so that a checkpoint always has its model."""
+        places = self._places()
         if self.accelerator.is_main_process or self.sharded:
             self.writer.wait()
-            snapshot = checkpoint.Snapshot.of(self.state, self.step, self.fingerprint, self.accelerator.num_processes)
+            processes = self.accelerator.num_processes
+            snapshot = checkpoint.Snapshot.of(self.state, self.step, self.fingerprint, processes, places)
             model = self.trained_model()
         if self.accelerator.is_main_process:
             settings, run = self.config.trainer, self.run
@@ -340,6 +357,11 @@ class Trainer:
             if self.step >= settings.steps:
                 self.writer.wait()
         self.accelerator.wait_for_everyone()
+
+    def _places(self) -> list[list[int]] | None:
+        """Where the stream of images stands, if they are one: each process knows its own part."""
+        places = self.batches.places(self.accelerator.process_index, self.accelerator.num_processes)
+        return None if places is None else self.accelerator.reduce(places.to(self.device)).tolist()
 
     def _check(self, log: Log | None) -> None:
         """Log the held-out loss."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 
 import pytest
+from archives import write_crosses
 from safetensors.torch import load_file
 
 from ihdm import checkpoint
@@ -24,8 +26,8 @@ SETTINGS = [
 SETTINGS += ["network.channels=8", "trainer.batch_size=16", "trainer.log_every=5", "engine.device=cpu"]
 
 
-def command(run) -> list[str]:
-    return [*WORDS, *SETTINGS, "--run", str(run)]
+def command(run, *more: str) -> list[str]:
+    return [*WORDS, *SETTINGS, "--run", str(run), *more]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def assert_same(run, whole) -> None:
     assert not list(run.rglob(".*.new")) and not list(run.rglob(".*.old"))
 
 
-def killed_until_done(run, kills: int, number: signal.Signals, seed: int) -> int:
+def killed_until_done(run, kills: int, number: signal.Signals, seed: int, more: tuple[str, ...] = ()) -> int:
     """Start the run again and again, end it at random moments, and at last let it finish; how often that happened.
 
     A moment is counted from a checkpoint, or from the start, and so is the same on slow and on busy machines.
@@ -61,14 +63,14 @@ def killed_until_done(run, kills: int, number: signal.Signals, seed: int) -> int
     moments = random.Random(seed)
     happened = 0
     for goal in sorted(moments.sample(range(0, 50, 5), kills)):
-        process = subprocess.Popen(command(run), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = subprocess.Popen(command(run, *more), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         while reached(run) < goal and process.poll() is None:
             time.sleep(0.002)
         time.sleep(moments.uniform(0, 0.2 if goal else 5))
         happened += process.poll() is None
         process.send_signal(number)
         process.communicate()
-    done = subprocess.run(command(run), capture_output=True, text=True)
+    done = subprocess.run(command(run, *more), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return happened
 
@@ -99,3 +101,36 @@ def test_a_run_that_was_asked_to_stop(whole, tmp_path):
     assert "the same command goes on" in out or "done" in out
     subprocess.run(command(tmp_path / "run"), check=True, capture_output=True)
     assert_same(tmp_path / "run", whole)
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory) -> tuple[str, ...]:
+    """The words of a run that reads its images as a stream."""
+    folder = tmp_path_factory.mktemp("archives")
+    write_crosses(folder, archives=4, images=150)
+    return "--data", str(folder), "--set", "data.stream=true", "data.buffer=64"
+
+
+@pytest.mark.accident("killed (SIGKILL)", "at two random moments, with processes that read a stream; the same run")
+def test_a_run_on_a_stream_that_was_killed(archives, tmp_path):
+    subprocess.run(command(tmp_path / "whole", *archives), check=True, capture_output=True)
+    assert killed_until_done(tmp_path / "run", 2, signal.SIGKILL, 5, (*archives, "data.workers=2")) > 0
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.accident("asked to stop (Ctrl-C, SIGTERM)", "also the processes that read a stream; saved, exit code 0")
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal to a group of processes")
+@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 0), (signal.SIGINT, 5), (signal.SIGTERM, 5)])
+def test_all_processes_are_asked_to_stop(archives, tmp_path, number, step):
+    """As a terminal or a batch system does it: while they start, or later."""
+    words = command(tmp_path / "run", *archives, "data.workers=2", "trainer.steps=1000000")
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    assert "learning from" in process.stdout.readline()
+    while reached(tmp_path / "run") < step and process.poll() is None:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    os.killpg(process.pid, number)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 0, error
+    assert "all saved" in out and "Traceback" not in error

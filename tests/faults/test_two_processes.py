@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 
 import pytest
 import torch
+from archives import write_crosses
 from safetensors.torch import load_file
 
 from ihdm.run import read_log
@@ -44,6 +46,20 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
     one, two = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("1", "2"))
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_two_processes_share_a_stream(tmp_path):
+    """Each reads its own lanes; together they take the steps of one, also if they go on where it stopped."""
+    write_crosses(tmp_path / "set", archives=5, images=40)
+    words = [f"data.source={tmp_path / 'set'}", "data.stream=true", "data.buffer=64", "trainer.decay=0"]
+    finished(start(tmp_path / "plain", 1, *words))
+    finished(start(tmp_path / "run", 1, *words, "trainer.steps=3"))
+    assert "going on from step 3" in finished(start(tmp_path / "run", 2, *words, "data.workers=1"))
+    last = [[line for line in read_log(tmp_path / run) if "loss" in line][-1] for run in ("plain", "run")]
+    assert last[1]["loss"] == pytest.approx(last[0]["loss"], rel=1e-3)
+    files = [tmp_path / run / "checkpoints" / "step-00000006" / "manifest.json" for run in ("plain", "run")]
+    one, two = (json.loads(file.read_text())["places"] for file in files)
+    assert two == one and len(one) == 4
 
 
 def workers_of(launcher: subprocess.Popen) -> list[int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
@@ -14,12 +15,15 @@ from torch import Tensor
 from ihdm.config import DataConfig
 from ihdm.data.images import Decoder, Pictures, Subset, decode, from_the_first_that_reads, picture_shape
 from ihdm.data.lazy import LazyImages
+from ihdm.data.shards import FoundPictures, Shards, open_shards
 from ihdm.data.sources import Splits, open_source
+from ihdm.data.stream import Beginnings, Stream
 from ihdm.engine import host_bytes
 from ihdm.errors import IhdmError, UsageError
 from ihdm.pixels import to_unit
 
 HELD_OUT_MOST = 2048  # images that the held-out loss looks at
+LOOKED_AT = 4096  # images of a stream that a start looks at; the prior is made of them
 MEMORY_SHARE = 0.5  # of all memory that images may take
 
 
@@ -27,12 +31,14 @@ MEMORY_SHARE = 0.5  # of all memory that images may take
 class ImageSet:
     """Images to learn from and images to check on, uint8, (N, C, H, W) each; `held_out` may be empty.
 
-    Of a set that is larger than the memory, `train` is a `LazyImages`, which can be asked the same.
+    Of a set that is larger than the memory, `train` is a `LazyImages`, which can be asked the same. Of a stream it is
+    the images at the beginnings of some shards; they stand for the others, which only `stream` gives.
     """
 
     name: str
     train: Tensor
     held_out: Tensor
+    stream: Stream | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -43,6 +49,8 @@ class ImageSet:
     def fingerprint(self) -> str:
         """A short text that changes with the training images: their number, shape, and a thousand of them."""
         digest = hashlib.blake2b(repr(tuple(self.train.shape)).encode(), digest_size=8)
+        if self.stream:
+            digest.update(f"{len(self.stream.shards)} shards".encode())
         digest.update(self.train[evenly_spaced(len(self.train), 1024)].cpu().numpy().tobytes())
         return digest.hexdigest()
 
@@ -52,21 +60,52 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, l
 
     lazy: leave training images where they are, as data.memory says, to be decoded when they are needed.
     """
+    if config.stream:
+        return _load_stream(config, held_out_most, lazy)
     splits = _opened(config.source)
     train, held_out = _split(splits["train"], splits.get("test"), config.holdout)
     skip = config.on_error == "skip"
     images: Tensor | LazyImages
     if lazy and _stays_outside(config, train):
-        decoder = Decoder(from_the_first_that_reads(train) if skip else train, config.size, config.channels)
+        decoder = Decoder(_readable(train, skip), config.size, config.channels)
         images = LazyImages(decoder, skip)
     else:
         images = decode(train, config.size, config.channels, skip)
     _, channels, height, width = images.shape
     held_out = Subset(held_out, evenly_spaced(len(held_out), held_out_most or len(held_out)).tolist())
     held_out_images = decode(held_out, (height, width), channels, skip) if len(held_out) else images[:0]
-    path = Path(config.source)
-    name = path.name if path.is_absolute() else config.source  # it goes into models, where a path would tell too much
-    return ImageSet(name, images, held_out_images)  # type: ignore[arg-type]
+    return ImageSet(_name(config.source), images, held_out_images)  # type: ignore[arg-type]
+
+
+def _load_stream(config: DataConfig, held_out_most: int | None, lazy: bool) -> ImageSet:
+    """A stream, and the images at the beginnings of its shards; of those without a test split some are held out."""
+    if not lazy:
+        raise UsageError("this looks at all images, which a stream does not give; leave data.stream=true away")
+    splits, skip = _opened_stream(config.source), config.on_error == "skip"
+    train, test = splits["train"], splits.get("test")
+    held_out = Beginnings.of(test, held_out_most or HELD_OUT_MOST).images(test) if test else []
+    looked_at = Beginnings.of(train, LOOKED_AT, 0.0 if held_out else config.holdout)
+    found = looked_at.images(train)
+    learnt = [one for one in found if not looked_at.hold_out(one)]
+    held_out = held_out or [one for one in found if looked_at.hold_out(one)]
+    if not learnt:
+        raise IhdmError(f"{config.source} has no training images in the {len(looked_at.shards)} shards looked into")
+    decoder = Decoder(_readable(FoundPictures(learnt), skip), config.size, config.channels)
+    stream = Stream(train, decoder.fitting, looked_at, config.buffer, skip)
+    channels, *size = decoder.shape
+    images = decode(decoder.pictures, (size[0], size[1]), channels, skip)
+    held_out_images = decode(FoundPictures(held_out), (size[0], size[1]), channels, skip) if held_out else images[:0]
+    return ImageSet(_name(config.source), images, held_out_images, stream)
+
+
+def _readable(pictures: Pictures, skip: bool) -> Pictures:
+    return from_the_first_that_reads(pictures) if skip else pictures
+
+
+def _name(source: str) -> str:
+    """What a set is called in models, where a path would tell too much."""
+    path = Path(source)
+    return path.name if path.is_absolute() else source
 
 
 def _stays_outside(config: DataConfig, train: Pictures) -> bool:
@@ -81,7 +120,7 @@ def image_shape(config: DataConfig, split: str = "train") -> tuple[int, int, int
     """(C, H, W) of the images that `load_images` would give, by the first of a split; without one, of training."""
     if config.size is not None and config.channels is not None:
         return config.channels, *config.size
-    splits = _opened(config.source)
+    splits = _opened(config.source) if not config.stream else _first_of_each(_opened_stream(config.source))
     return picture_shape(splits.get(split) or splits["train"], config.size, config.channels)
 
 
@@ -103,10 +142,30 @@ def unit_batches(images: Tensor, size: int) -> Iterator[Tensor]:
         yield to_unit(batch)
 
 
-def _opened(source: str) -> Splits:
+def _opened_stream(source: str) -> Mapping[str, Shards]:
+    splits = open_shards(_given(source))
+    if "train" not in splits:
+        raise IhdmError(f"{source} has no training images, only: {', '.join(splits) or 'nothing'}")
+    return splits
+
+
+def _first_of_each(splits: Mapping[str, Shards]) -> Splits:
+    """Of each split that has one."""
+    images = {split: chain.from_iterable(map(shards.images, range(len(shards)))) for split, shards in splits.items()}
+    found = {split: FoundPictures(list(islice(some, 1))) for split, some in images.items()}
+    if not len(found["train"]):
+        raise IhdmError("the stream has no training images")
+    return {split: pictures for split, pictures in found.items() if len(pictures)}
+
+
+def _given(source: str) -> str:
     if not source:
         raise UsageError("no data given; name a set, folder or file with --data SOURCE (or data.source=SOURCE)")
-    splits = open_source(source)
+    return source
+
+
+def _opened(source: str) -> Splits:
+    splits = open_source(_given(source))
     if "train" not in splits or len(splits["train"]) == 0:
         raise IhdmError(f"{source} has no training images, only: {', '.join(splits) or 'nothing'}")
     return splits

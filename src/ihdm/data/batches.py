@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,16 @@ class Batches:
         self._order = lru_cache(maxsize=2)(self._shuffled)
         self._thread = ThreadPoolExecutor(1)
         self._ahead: dict[tuple[int, int, int], Future[Tensor]] = {}
+
+    def go_on(self, step: int, places: Any) -> None:
+        """Nothing to do: a step's images follow from its number."""
+
+    def places(self, rank: int = 0, ranks: int = 1) -> Tensor | None:
+        """Nothing to remember."""
+        return None
+
+    def close(self) -> None:
+        """Nothing to end."""
 
     def at(self, step: int, rank: int = 0, ranks: int = 1) -> Tensor:
         """The images of a step."""

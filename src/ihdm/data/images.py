@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
@@ -139,16 +140,18 @@ class Subset:
         return self.pictures.read(self.numbers[i])
 
 
-class Decoder:
-    """One picture after another as uint8 (C, H, W), resized and converted where asked.
+@dataclass(frozen=True)
+class Fitting:
+    """Pictures as uint8 (C, H, W), resized and converted where asked; `first` names the one that gave the shape.
 
     Without a size all must have the first one's; without channels, grey or colour is as in the first one, and no
     colour is dropped silently. What is transparent becomes white, unless alpha is asked for.
     """
 
-    def __init__(self, pictures: Pictures, size: tuple[int, int] | None, channels: int | None):
-        self.pictures, self.size, self.channels = pictures, size, channels
-        self.shape = picture_shape(pictures, size, channels)
+    first: str
+    shape: tuple[int, int, int]
+    size: tuple[int, int] | None
+    channels: int | None
 
     @property
     def threads(self) -> int:
@@ -156,19 +159,37 @@ class Decoder:
         small = self.shape[1] * self.shape[2] <= SMALL
         return 1 if small else min(MOST_THREADS, os.cpu_count() or 1)
 
-    def __call__(self, i: int) -> Array:
-        picture, name = _read(self.pictures, i), self.pictures.name(i)
+    def __call__(self, picture: Image.Image | Array, name: str) -> Array:
         if self.size is None and _size(picture) != self.shape[1:]:
             raise UsageError(
-                f"the images differ in size: {self.pictures.name(0)} is {_text(self.shape[1:])} and {name} is "
+                f"the images differ in size: {self.first} is {_text(self.shape[1:])} and {name} is "
                 f"{_text(_size(picture))} (height x width); give the size to bring them to, such as --set data.size=64"
             )
         if self.channels is None and _channels(picture) > self.shape[0]:
             raise UsageError(
-                f"{self.pictures.name(0)} is grey and {name} is in colour; say what to make of them all, "
+                f"{self.first} is grey and {name} is in colour; say what to make of them all, "
                 f"--set data.channels=3 (colour) or 1 (grey)"
             )
         return _array(picture, self.size, self.shape[0], name).transpose(2, 0, 1)
+
+
+class Decoder:
+    """One picture after another, by number, as `Fitting` makes them."""
+
+    def __init__(self, pictures: Pictures, size: tuple[int, int] | None, channels: int | None):
+        self.pictures = pictures
+        self.fitting = Fitting(pictures.name(0), picture_shape(pictures, size, channels), size, channels)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.fitting.shape
+
+    @property
+    def threads(self) -> int:
+        return self.fitting.threads
+
+    def __call__(self, i: int) -> Array:
+        return self.fitting(_read(self.pictures, i), self.pictures.name(i))
 
 
 class Unreadable(IhdmError):
@@ -254,15 +275,21 @@ def fit(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 
 def _read(pictures: Pictures, i: int) -> Image.Image | Array:
+    return load_picture(pictures.name(i), lambda: pictures.read(i))
+
+
+def load_picture(name: str, read: Callable[[], Image.Image | Array]) -> Image.Image | Array:
     """Read and decode one picture, turned as its EXIF data says; an unreadable one is named."""
     try:
-        picture = pictures.read(i)
+        picture = read()
+        if picture is None:
+            raise ValueError("there is nothing in its place")
         if isinstance(picture, Image.Image):
             picture.load()
             picture = ImageOps.exif_transpose(picture)
         return picture
     except Exception as error:  # decoders and archives raise many kinds; each is an unreadable image
-        raise Unreadable(f"{pictures.name(i)} is not an image that can be read ({error})") from error
+        raise Unreadable(f"{name} is not an image that can be read ({error})") from error
 
 
 def _array(picture: Image.Image | Array, size: tuple[int, int] | None, channels: int, name: str) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import math
 import os
@@ -9,7 +10,7 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -59,16 +60,24 @@ def open_source(source: str) -> Splits:
     if source == "digits":
         with resources.as_file(resources.files("ihdm.data") / "digits-idx3-ubyte.gz") as path:
             return {"train": _idx(path)}
-    if source in NAMED:
-        return _named(source)
+    found = locate(source)
+    return _path(found) if isinstance(found, Path) else _hub(source, found)
+
+
+def locate(source: str) -> Path | str:
+    """Where a source is: a path, or else its name on the hub."""
     if source.startswith("hf:"):
-        return _hub(source.removeprefix("hf:"))
+        return source.removeprefix("hf:")
+    if source in NAMED:
+        folder = os.environ.get("IHDM_DATA")
+        places = [Path(folder, file) for file in NAMED[source].files] if folder else []
+        return next((place for place in places if place.exists()), NAMED[source].hub)
     path = Path(source).expanduser()
     if not path.exists():
         if "/" in source or path.suffix:
             raise IhdmError(f"there is no {source}; --data takes a folder or file of images, or a named set")
         raise unknown("data set, and there is no such folder or file:", source, ["digits", *NAMED])
-    return _path(path)
+    return path
 
 
 def absolute(source: str) -> str:
@@ -76,21 +85,6 @@ def absolute(source: str) -> str:
     named = source in ("", "digits", *NAMED) or source.startswith("hf:")
     path = Path(source).expanduser()
     return str(path.resolve()) if not named and path.exists() else source
-
-
-def _named(name: str) -> Splits:
-    folder = os.environ.get("IHDM_DATA")
-    for file in NAMED[name].files if folder else ():
-        if (path := Path(str(folder), file)).exists():
-            return _path(path)
-    try:
-        return _hub(NAMED[name].hub)
-    except IhdmError as error:
-        place = f"in $IHDM_DATA ({folder})" if folder else "on this machine ($IHDM_DATA is not set)"
-        raise type(error)(
-            f"{name} was not found {place}: put {' or '.join(NAMED[name].files)} there, or give --data PATH. "
-            f"Besides, {error}"
-        ) from error
 
 
 def _path(path: Path) -> Splits:
@@ -116,16 +110,22 @@ def _folder(path: Path) -> Splits:
         raise IhdmError(f"{path} holds several sets ({', '.join(str(file) for _, file in idx)}); name one of them")
     if idx:
         return {split: _idx(file) for split, file in idx}
+    tars = archives_by_split(path, files)
+    if tars:
+        return {split: _tars(paths) for split, paths in tars.items()}
+    return {split: Files(path, names) for split, names in _grouped(files, path).items()}
+
+
+def archives_by_split(folder: Path, files: Sequence[str]) -> dict[str, list[Path]]:
+    """The tar archives among a folder's files; a word such as train or val, anywhere in a name, says the split."""
     tars: dict[str, list[Path]] = {}
     for name in files:
         if name.lower().endswith(".tar"):
             *folders, file = name.split("/")
             words = [*folders, *re.split("[-_.]", file)]
             split = next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), "train")
-            tars.setdefault(split, []).append(path / name)
-    if tars:
-        return {split: _tars(paths) for split, paths in tars.items()}
-    return {split: Files(path, names) for split, names in _grouped(files, path).items()}
+            tars.setdefault(split, []).append(folder / name)
+    return tars
 
 
 def _zip(path: Path) -> Splits:
@@ -145,27 +145,49 @@ def _tars(paths: Sequence[Path]) -> TarMembers:
 
 def _tar(path: Path) -> dict[str, TarMembers]:
     """An archive; only where each image lies in it is read."""
-    try:
-        with tarfile.open(path, "r:") as archive:
-            entries = {entry.name: (entry.offset_data, entry.size) for entry in archive if entry.isreg()}
-    except Exception as error:  # damaged archives make tarfile raise many kinds
-        raise IhdmError(f"{path} cannot be read as a tar archive that is not compressed ({error})") from error
+    with open_tar(path) as archive:
+        entries = {entry.name: (entry.offset_data, entry.size) for entry in tar_files(archive)}
     groups = _grouped(entries, path)
     return {split: TarMembers([(path, n, *entries[n]) for n in names]) for split, names in groups.items()}
+
+
+@contextlib.contextmanager
+def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
+    try:
+        with tarfile.open(path, "r:") as archive:
+            yield archive
+    except Exception as error:  # damaged archives make tarfile raise many kinds
+        raise IhdmError(f"{path} cannot be read as a tar archive that is not compressed ({error})") from error
+
+
+def tar_files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The files in an archive, up to the zeros at its end; for Python a damaged header is as good an end as those."""
+    yield from (entry for entry in archive if entry.isreg())
+    file = archive.fileobj
+    assert file is not None
+    file.seek(archive.offset)
+    block = file.read(tarfile.BLOCKSIZE)
+    if len(block) < tarfile.BLOCKSIZE or block.strip(b"\0"):
+        raise tarfile.ReadError(f"it is cut off or damaged at byte {archive.offset:,}")
 
 
 def _grouped(names: Collection[str], origin: Path) -> dict[str, list[str]]:
     """Image files by split: a folder named train, test or val, first or second in the path, says which."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        folder, _, file = name.rpartition("/")
-        split = _split_of(folder)
-        if split and os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith("."):
+        if split := split_of_image(name):
             groups.setdefault(split, []).append(name)
     if not groups:
         what = f"only files such as {next(iter(names))}" if names else "it is empty, or may not be read"
         raise IhdmError(f"{origin} holds no images ({what}); images end in {', '.join(sorted(SUFFIXES))}")
     return groups
+
+
+def split_of_image(name: str) -> str | None:
+    """The split of a file by the folders in its name; None if it is hidden or no image."""
+    folder, _, file = name.rpartition("/")
+    split = _split_of(folder)
+    return split if os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith(".") else None
 
 
 @lru_cache
@@ -229,21 +251,40 @@ def _pixels(array: Any, path: Path) -> Array:
     return array
 
 
-def _hub(name: str) -> Splits:
+def _hub(source: str, name: str) -> Splits:
+    return {split: Rows(name, rows, column) for split, (rows, column) in hub_splits(source, name).items()}
+
+
+def hub_splits(source: str, name: str, **options: Any) -> dict[str, tuple[Any, str]]:
+    """The splits of a set on the hub, each as its rows and the column with the images; `options` of load_dataset."""
     try:
         import datasets
     except ImportError as error:
-        raise UsageError(f"{name} is on the Hugging Face hub; to download it, pip install datasets") from error
+        problem = f"{name} is on the Hugging Face hub; to download it, pip install datasets"
+        raise UsageError(_not_here(source, problem)) from error
     try:
-        loaded = datasets.load_dataset(name)
+        loaded = datasets.load_dataset(name, **options)
     except Exception as error:  # the hub's client raises many kinds; each is a failed download
-        raise IhdmError(f"{name} could not be downloaded from the hub ({type(error).__name__}: {error})") from error
+        problem = f"{name} could not be downloaded from the hub ({type(error).__name__}: {error})"
+        raise IhdmError(_not_here(source, problem)) from error
     splits = {_split_word(split): rows for split, rows in loaded.items() if split in SPLIT_WORDS}
-    return {split: Rows(name, rows, _image_column(name, rows)) for split, rows in splits.items()}
+    return {split: (rows, _image_column(name, rows)) for split, rows in splits.items()}
+
+
+def _not_here(source: str, problem: str) -> str:
+    """The problem; of a named set also why it was sought on the hub."""
+    if source not in NAMED:
+        return problem
+    folder = os.environ.get("IHDM_DATA")
+    place = f"in $IHDM_DATA ({folder})" if folder else "on this machine ($IHDM_DATA is not set)"
+    return (
+        f"{source} was not found {place}: put {' or '.join(NAMED[source].files)} there, or give --data PATH. "
+        f"Besides, {problem}"
+    )
 
 
 def _image_column(name: str, rows: Any) -> str:
-    for column, feature in rows.features.items():
+    for column, feature in (rows.features or {}).items():
         if type(feature).__name__ == "Image":
             return str(column)
-    raise IhdmError(f"{name} has no column of images, only {', '.join(rows.features)}")
+    raise IhdmError(f"{name} has no column of images, only {', '.join(rows.features or ['unnamed ones'])}")

@@ -7,12 +7,15 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
 from ihdm.config import load_config
 from ihdm.verbs.words import Settings, with_data
+
+if TYPE_CHECKING:
+    from ihdm.data import ImageSet
 
 
 def train(
@@ -44,7 +47,7 @@ def train(
     trainer = Trainer(config, images, run)
     parameters = sum(p.numel() for p in trainer.model.network.parameters())
     trainer.say(
-        f"learning from {len(images.train):,} images {_shape_text(images.shape)}, checking on {len(images.held_out):,} "
+        f"learning from {_amount(images)}, {_shape_text(images.shape)}, checking on {len(images.held_out):,} "
         f"others; {parameters:,} parameters on {trainer.accelerator.device}"
     )
     if config.process.kind == "heat":
@@ -63,6 +66,12 @@ def _note_on_blur(say: Callable[[str], None], widest: float, longest: int) -> No
         )
 
 
+def _amount(images: ImageSet) -> str:
+    if images.stream:
+        return f"a stream of {len(images.stream.shards):,} shards (prior from {len(images.train):,} images)"
+    return f"{len(images.train):,} images"
+
+
 def _shape_text(shape: tuple[int, int, int]) -> str:
     channels, height, width = shape
-    return f"of {height}x{width} in {'grey' if channels == 1 else f'{channels} channels'}"
+    return f"{height}x{width} in {'grey' if channels == 1 else f'{channels} channels'}"

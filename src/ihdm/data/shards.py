@@ -1,0 +1,152 @@
+"""Sets that are read in sequence, shard by shard: tar archives as WebDataset has them, and sets on the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from PIL import Image
+
+from ihdm.data.listing import files_below
+from ihdm.data.sources import archives_by_split, hub_splits, locate, open_tar, split_of_image, tar_files
+from ihdm.errors import IhdmError, UsageError
+
+FEW = 16  # shards of a set on the hub, below which Parquet files are divided into their groups of rows
+AT_ONCE = 64  # rows that the hub's library hands over
+
+
+class Found(NamedTuple):
+    """An image in a stream, not yet decoded: its name, its shard, its number there, and how to read it."""
+
+    name: str
+    shard: int
+    number: int
+    read: Callable[[], Image.Image]
+
+
+class FoundPictures:
+    """Some of them, by number."""
+
+    def __init__(self, found: Sequence[Found]):
+        self.found = found
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def name(self, i: int) -> str:
+        return self.found[i].name
+
+    def read(self, i: int) -> Image.Image:
+        return self.found[i].read()
+
+
+class Shards(Protocol):
+    """Parts of a set, each of them read from its beginning, or from a place in it, to its end.
+
+    readers: threads that should read at the same time, many if shards are slow to answer.
+    """
+
+    readers: int
+
+    def __len__(self) -> int: ...
+
+    def images(self, shard: int, start: int = 0, step: int = 1) -> Iterator[Found]:
+        """Every step-th image of a shard, from the one numbered `start` on."""
+
+
+class TarShards:
+    """Archives that are not compressed; if a split is given, only what their folders say to be of it."""
+
+    readers = 2
+
+    def __init__(self, paths: Sequence[Path], split: str | None = None):
+        self.paths, self.splits = paths, {split} if split else {"train", "test"}
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def images(self, shard: int, start: int = 0, step: int = 1) -> Iterator[Found]:
+        path, number = self.paths[shard], 0
+        with open_tar(path) as archive:
+            for entry in tar_files(archive):
+                archive.members.clear()  # type: ignore[attr-defined]  # or else it remembers all
+                if split_of_image(entry.name) not in self.splits:
+                    continue
+                if number >= start and (number - start) % step == 0:
+                    content = archive.extractfile(entry).read()  # type: ignore[union-attr]
+                    yield Found(f"{path}/{entry.name}", shard, number, partial(_opened, content))
+                number += 1
+
+
+class HubShards:
+    """One image column of a set on the Hugging Face hub, in the files it has there, or in smaller parts."""
+
+    readers = 16
+
+    def __init__(self, origin: str, rows: Any, column: str):
+        from datasets import Image as ImageFeature
+
+        self.origin, self.column, self.feature = origin, column, rows.features[column]
+        rows = rows.select_columns([column]).cast_column(column, ImageFeature(decode=False))
+        self.rows = rows.reshard() if rows.num_shards < FEW else rows
+
+    def __len__(self) -> int:
+        return int(self.rows.num_shards)
+
+    def images(self, shard: int, start: int = 0, step: int = 1) -> Iterator[Found]:
+        try:
+            rows = self.rows.shard(len(self), shard)
+            batches = (rows.skip(start) if start else rows).iter(AT_ONCE)
+            numbered = enumerate((row for batch in batches for row in batch[self.column]), start)
+            for number, row in islice(numbered, 0, None, step):
+                name = f"{self.origin}, shard {shard}, image {number}"
+                yield Found(name, shard, number, partial(self.feature.decode_example, row))
+        except Exception as error:  # the hub's client raises many kinds, after it has tried again
+            raise IhdmError(
+                f"the stream of {self.origin} broke off in shard {shard} ({type(error).__name__}: {error})"
+            ) from error
+
+
+class Parts:
+    """Shards in `count` parts each, of every count-th image, where there are too few of them."""
+
+    def __init__(self, shards: Shards, count: int):
+        self.shards, self.count, self.readers = shards, count, shards.readers
+
+    def __len__(self) -> int:
+        return len(self.shards) * self.count
+
+    def images(self, shard: int, start: int = 0, step: int = 1) -> Iterator[Found]:
+        whole, part = divmod(shard, self.count)
+        return self.shards.images(whole, start * self.count + part, step * self.count)
+
+
+def open_shards(source: str) -> Mapping[str, Shards]:
+    """The splits of a source that can be read in sequence."""
+    found = locate(source) if source != "digits" else None
+    if isinstance(found, str):
+        return _on_the_hub(source, found)
+    if found and found.is_dir() and (archives := archives_by_split(found, files_below(found))):
+        return {split: TarShards(paths) for split, paths in archives.items()}
+    if found and found.is_file() and found.suffix.lower() == ".tar":
+        return {split: TarShards([found], split) for split in ("train", "test")}
+    raise UsageError(
+        f"{source} cannot be read as a stream: data.stream=true is for tar archives, folders of them, and sets on the "
+        f"hub (hf:NAME)"
+    )
+
+
+def _on_the_hub(source: str, name: str) -> Mapping[str, Shards]:
+    splits = hub_splits(source, name, streaming=True)
+    try:
+        return {split: HubShards(name, rows, column) for split, (rows, column) in splits.items()}
+    except Exception as error:  # it looks into each file, of which any may be missing or damaged
+        raise IhdmError(f"the stream of {name} cannot be opened ({type(error).__name__}: {error})") from error
+
+
+def _opened(content: bytes) -> Image.Image:
+    return Image.open(BytesIO(content))
