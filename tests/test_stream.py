@@ -199,8 +199,8 @@ def test_any_stream_is_the_same_from_any_place(sizes, batch_size, buffer, share,
     seed, steps = chance.randrange(1000), 6 * len(wanted) // batch_size + 5
     batches, places = taken(stream, range(steps), batch_size=batch_size, seed=seed)
     assert set(joined(batches)) <= wanted
-    if len(shards) >= len(places[0]) and max(sizes) < 3 * min(sizes):  # lanes are about as long
-        assert set(joined(batches)) == wanted
+    if len(shards) >= len(places[0]) and min(sizes) >= 5 and max(sizes) < 3 * min(sizes) and share < 0.5:
+        assert set(joined(batches)) == wanted  # as no lane is much longer than the others
     stop, ranks = chance.randrange(1, steps), chance.choice([n for n in (1, 2, 4) if len(places[0]) % n == 0])
     again = taken(stream, range(stop, steps), ranks, places=places[stop - 1], batch_size=batch_size, seed=seed)
     assert again == (batches[stop:], places[stop:])
