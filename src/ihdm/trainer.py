@@ -41,6 +41,7 @@ from ihdm.processes.levels import draw
 from ihdm.run import Log, check_run, locked, replaced_text
 from ihdm.sharding import divide, everywhere, follow, whole
 from ihdm.stopping import stop_requests
+from ihdm.workers import meet
 from ihdm.writer import Writer
 
 STEP_STREAM, INIT_STREAM, HELD_OUT_STREAM, DROPOUT_STREAM = 2, 3, 4, 7  # keep uses of one seed apart; see data.batches
@@ -55,6 +56,7 @@ class Trainer:
         self.config, self.images, self.run = config, images, run
         device = choose_device(config.engine.device)
         self.precision = choose_precision(config.engine.precision, device, math.prod(images.shape[1:]))
+        meet("nccl" if device.type == "cuda" else "gloo")
         AcceleratorState._reset_state(reset_partial_state=True)  # another run in this process may have set it otherwise
         self.accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="no")
         self.device = device = self.accelerator.device

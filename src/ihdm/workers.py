@@ -51,6 +51,25 @@ class Workers:
         return bool(self.join(torch.tensor([value])).all())
 
 
+def meet(backend: str, timeout: timedelta | None = None) -> None:
+    """Form the group of all processes of this job, if there are several and it is not formed yet.
+
+    If torchrun starts processes of one machine again, it hands them the store of the attempt before (torch 2.13), where
+    each may find the others' old addresses, and wait there for ever: so every attempt has its own part of the store.
+    Of several machines each counts its own attempts, so that they cannot agree on one.
+    """
+    count, local = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if count == 1 or distributed.is_initialized():
+        return
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or local != count:
+        distributed.init_process_group(backend, timeout=timeout)
+        return
+    rank, attempt = int(os.environ["RANK"]), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), count, is_master=False)
+    own = distributed.PrefixStore(f"attempt-{attempt}", store)
+    distributed.init_process_group(backend, store=own, rank=rank, world_size=count, timeout=timeout)
+
+
 @contextlib.contextmanager
 def together() -> Iterator[Workers]:
     """All processes of this job, as torchrun describes them in the environment."""
@@ -58,7 +77,7 @@ def together() -> Iterator[Workers]:
     if count == 1:
         yield Workers()
         return
-    distributed.init_process_group("gloo", timeout=PATIENCE)
+    meet("gloo", PATIENCE)
     try:
         yield Workers(distributed.get_rank(), count)
     finally:

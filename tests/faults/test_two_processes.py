@@ -102,6 +102,33 @@ def test_torchruns_restart_goes_on_from_the_checkpoint(tmp_path):
     assert "going on from step" in out and "done" in out
 
 
+RESTARTED = """
+import os, signal, time, torch
+from ihdm.workers import together
+attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+time.sleep(3 * attempt * rank)
+with together() as workers:
+    found = workers.join(torch.tensor([rank])).tolist()
+    if attempt == 0 and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    workers.agree(True)
+print("attempt", attempt, found, flush=True)
+"""
+
+
+@pytest.mark.accident(
+    "a dead worker", "one of two killed, and started again long after the other; they find each other"
+)
+def test_processes_that_are_started_again_do_not_wait_for_the_dead(tmp_path):
+    """The one that is there first may find the address of the other as it was before."""
+    (tmp_path / "job.py").write_text(RESTARTED)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [*launcher, "--max-restarts", "1", str(tmp_path / "job.py")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("attempt 1 [0, 1]") == 2
+
+
 def test_divided_weights_take_the_same_steps_and_go_on_from_a_checkpoint(tmp_path):
     """engine.shard: the run of one process, up to rounding, also if it stops in between; undivided it goes on too.
 
