@@ -157,10 +157,10 @@ class _Reading:
         for _ in range(max(1, self._workers)):
             try:
                 part = next(self._parts)
-            except (RuntimeError, OSError) as error:
+            except (RuntimeError, OSError, EOFError, multiprocessing.ProcessError) as error:
                 raise IhdmError(
-                    f"reading the stream failed ({error}); if a process died for lack of memory, set data.workers "
-                    f"lower. The same command goes on from the last checkpoint"
+                    f"reading the stream failed ({type(error).__name__}: {error}); if a process died for lack of "
+                    f"memory, set data.workers lower. The same command goes on from the last checkpoint"
                 ) from error
             if isinstance(part, IhdmError):
                 raise part
