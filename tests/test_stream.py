@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import os
 import signal
@@ -348,6 +349,21 @@ def test_a_stopped_run_goes_on_with_its_stream(tmp_path, tiny_config):
         Trainer(replace(config, data=other), load(other), tmp_path / "parts").train()
 
 
+@pytest.mark.parametrize(
+    "places", [[], "none", 7, [[0.5] * 5], [[-1] * 5], [[2**70] * 5], [[True] * 5], [[1], [1, 2]], [None]]
+)
+def test_a_checkpoint_with_other_places_is_damaged(tmp_path, tiny_config, capsys, places):
+    """It is named, and the one before used."""
+    data = write_set(tmp_path / "set", [60, 100], size=8)
+    config = replace(tiny_config, data=data)
+    assert Trainer(config, load(data), tmp_path / "run").train()
+    manifest = tmp_path / "run" / "checkpoints" / "step-00000006" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"places": places}))
+    assert Trainer(config, load(data), tmp_path / "run").train()
+    told = capsys.readouterr()
+    assert "step-00000006 cannot be read" in told.err and "going on from step 3" in told.out
+
+
 def test_a_trainer_goes_on_after_it_has_stopped(tmp_path, tiny_config):
     data = write_set(tmp_path / "set", [60, 100], size=8)
     config = replace(tiny_config, data=data)
@@ -381,6 +397,13 @@ def test_sets_on_the_hub_are_streamed_by_groups_of_rows(parquet, tmp_path):
     assert taken(images.stream, range(25, 50), ranks=2, places=places[24])[0] == batches[25:]
     assert taken(images.stream, range(8), workers=2)[0] == batches[:8]
     assert not list((tmp_path / "cache").rglob("*.arrow"))
+
+
+def test_a_damaged_file_on_the_hub_is_refused_in_words(parquet):
+    path = parquet / "data" / "train-00001-of-00002.parquet"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(IhdmError, match="cannot be opened"):
+        load(DataConfig(f"hf:{parquet}", stream=True))
 
 
 STREAMED = """

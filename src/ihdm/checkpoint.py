@@ -126,11 +126,11 @@ def load(path: Path, state: TrainingState) -> dict[str, Any]:
 
 def _checked_places(found: Any) -> list[list[int]] | None:
     """Rows of as many numbers each, or None."""
-    if found is not None:
-        if not found or not all(type(number) is int and 0 <= number < 2**63 for row in found for number in row):
-            raise ValueError(f"its {MANIFEST} does not tell places in a stream")
-        if len({len(row) for row in found}) > 1:
-            raise ValueError(f"its {MANIFEST} tells places of different kinds")
+    if found is None:
+        return None
+    numbers = [number for row in found for number in row]
+    if len({len(row) for row in found}) != 1 or not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
+        raise ValueError(f"its {MANIFEST} does not tell places in a stream")
     return found
 
 
