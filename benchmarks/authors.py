@@ -13,9 +13,8 @@ from unittest.mock import MagicMock, patch
 import torch
 from torch import Tensor, nn
 
-from ihdm.building import build_schedule
-from ihdm.config import Config, NetworkConfig
-from ihdm.network import Norm
+from ihdm.config import Config
+from ihdm.networks.unet import Norm, UNetSettings
 
 
 def use(checkout: str | Path) -> None:
@@ -44,7 +43,7 @@ def namespace(config: Config, shape: tuple[int, int, int], device: torch.device)
     return SimpleNamespace(model=model, data=data, optim=optim, device=device)
 
 
-def network_namespace(network: NetworkConfig) -> SimpleNamespace:
+def network_namespace(network: UNetSettings) -> SimpleNamespace:
     return SimpleNamespace(
         model_channels=network.channels,
         channel_mult=network.multipliers,
@@ -62,7 +61,7 @@ def network_namespace(network: NetworkConfig) -> SimpleNamespace:
     )
 
 
-def build_network(config: NetworkConfig, shape: tuple[int, int, int]) -> nn.Module:
+def build_network(config: UNetSettings, shape: tuple[int, int, int]) -> nn.Module:
     """Their U-Net; its normalisation has our number of groups, where it has too few channels for 32 in ours."""
     import model_code.unet as unet
 
@@ -120,7 +119,7 @@ def given_noise(*draws: Tensor) -> AbstractContextManager[Any]:
 def build_blur(config: Config, shape: tuple[int, int, int], device: torch.device) -> nn.Module:
     from model_code.utils import DCTBlur
 
-    return DCTBlur(build_schedule(config.process, shape[1:]).sigma_B.tolist(), shape[1], device)
+    return DCTBlur(config.process.schedule(shape[1:]).sigma_B.tolist(), shape[1], device)
 
 
 def sampling(config: Config, network: nn.Module, u_K: Tensor) -> Callable[[], Tensor]:
@@ -128,6 +127,6 @@ def sampling(config: Config, network: nn.Module, u_K: Tensor) -> Callable[[], Te
     from scripts.sampling import get_sampling_fn_inverse_heat
 
     theirs = SimpleNamespace(model=SimpleNamespace(K=config.process.K), device=u_K.device)
-    delta = config.process.delta_ratio * config.process.sigma
+    delta = config.sampling.delta_ratio * config.process.sigma
     chain = get_sampling_fn_inverse_heat(theirs, u_K, None, delta, u_K.device)
     return lambda: chain(network)[0]

@@ -24,7 +24,6 @@ from measure import print_table
 from PIL import Image
 
 from ihdm import checkpoint
-from ihdm.building import build_network
 from ihdm.config import DataConfig, load_config
 from ihdm.data import load_images
 from ihdm.data.images import Decoder
@@ -32,6 +31,7 @@ from ihdm.data.sources import open_source
 from ihdm.data.streamed import StreamedBatches
 from ihdm.engine import choose_device
 from ihdm.model_folder import ModelConfig
+from ihdm.networks import build_network
 
 FORMATS = {"png": {}, "jpg": {"quality": 90}, "webp": {"quality": 90}}
 SIZES = (32, 256)
@@ -129,7 +129,7 @@ def checkpointing(folder: Path) -> list[list[str]]:
     """How long training has to wait, and how long writing takes in the background."""
     device = choose_device()
     config = load_config("cifar10")
-    network = build_network(ModelConfig(config.process, config.network, (3, 32, 32))).to(device)
+    network = build_network(ModelConfig.of(config, (3, 32, 32))).to(device)
     optimizer = torch.optim.Adam(network.parameters(), fused=True)
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)

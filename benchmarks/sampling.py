@@ -2,8 +2,8 @@
 
     python benchmarks/sampling.py [--presets mnist cifar10 ...] [--batch-size N] [--reference PATH]
 
-One level of the chain is timed, on the authors' side a chain of a few; images/s are for all K levels of the preset,
-each of which costs the same.
+One step of the chain is timed, on the authors' side a chain of a few; images/s are for all steps of the preset, one
+for each of its K levels, which cost the same.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import authors
 import measure
 import torch
 
-from ihdm.building import build_network
 from ihdm.config import Config
-from ihdm.engine import choose_precision, compile_ahead, inference, keep_freed_memory, placed, recorded
+from ihdm.engine import choose_precision, keep_freed_memory, placed
+from ihdm.execution import Execution
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
+from ihdm.networks import build_network
 from ihdm.noise import SeededNoise
 from ihdm.sampler import reverse_step
 
@@ -31,17 +32,24 @@ def ours(config: ModelConfig, batch: int, device: torch.device, repeats: int) ->
     """Milliseconds of one level, seconds to the first, bytes of memory."""
     start = time.perf_counter()
     model = build(config, device)
-    precision = choose_precision("auto", device, config.shape[1] * config.shape[2])
-    u, k = torch.rand(batch, *config.shape, device=device), torch.full((), config.process.K // 2, device=device)
-    compile_ahead(model.network, u, precision)
+    process, runner = model.process, model.runner(execution(config, device))
+    state = process.begin(torch.rand(batch, *config.shape, device=device))
+    levels = process.levels()
+    half = len(levels) // 2
+    i, k, j = (torch.full((), levels[place], device=device) for place in (half - 1, half, half + 1))
     noise = SeededNoise(0, torch.arange(batch, device=device), config.shape)
-    step = recorded(reverse_step(model.process, inference(model.network, precision), noise), device)
+    step = runner.recorded(reverse_step(process, runner.network, noise), batch)
     with torch.no_grad():
-        if not step(u, k).isfinite().all():
+        if not step(state, k, j, i, None).isfinite().all():
             raise RuntimeError("a step does not give finite numbers")
         started = time.perf_counter() - start
-        ms = measure.milliseconds(lambda: step(u, k), device, repeats, warmup=3, calls=3)
+        ms = measure.milliseconds(lambda: step(state, k, j, i, None), device, repeats, warmup=3, calls=3)
     return ms, started, measure.peak_bytes(device)
+
+
+def execution(config: ModelConfig, device: torch.device) -> Execution:
+    """As `ihdm sample` computes."""
+    return Execution(choose_precision("auto", device, config.shape[1] * config.shape[2]))
 
 
 def build(config: ModelConfig, device: torch.device) -> Model:
@@ -78,10 +86,9 @@ def main() -> None:
         authors.use(options.reference)
 
     presets = measure.chosen_presets(options.presets, device)
-    configs = {name: ModelConfig(c.process, c.network, measure.image_shape(c)) for name, c in presets.items()}
+    configs = {name: ModelConfig.of(c, measure.image_shape(c)) for name, c in presets.items()}
     batches = {
-        name: options.batch_size
-        or build(config, device).batch_size(MANY, choose_precision("auto", device, config.shape[1] * config.shape[2]))
+        name: options.batch_size or build(config, device).runner(execution(config, device)).size(MANY)
         for name, config in configs.items()
     }
     peak = measure.peak_flops(device)

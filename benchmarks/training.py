@@ -18,11 +18,11 @@ import authors
 import measure
 import torch
 
-from ihdm.building import build_network
 from ihdm.config import Config
 from ihdm.data import ImageSet
 from ihdm.engine import keep_freed_memory
 from ihdm.model_folder import ModelConfig
+from ihdm.networks import build_network
 from ihdm.trainer import Trainer
 
 CALLS = 3  # steps that are timed together: training does not wait for the device after each
@@ -70,7 +70,7 @@ def main() -> None:
     rows = []
     for name, config in presets.items():
         shape, batch = measure.image_shape(config), config.trainer.batch_size
-        model_config = ModelConfig(config.process, config.network, shape)
+        model_config = ModelConfig.of(config, shape)
         # Backward is twice the forward: one product for the inputs, one for the weights.
         flops = 3 * batch * measure.forward_flops(lambda c=model_config: build_network(c), shape)  # type: ignore[misc]
         ms, start, memory = ours(name, config, device, options.repeats)

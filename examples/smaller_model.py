@@ -14,6 +14,7 @@ import torch
 
 from ihdm import Model
 from ihdm.data import evenly_spaced
+from ihdm.processes import FromImages
 
 
 def main() -> None:
@@ -24,7 +25,9 @@ def main() -> None:
     arguments = parser.parse_args()
 
     model = Model.from_pretrained(arguments.model)
-    model.prior.coefficients = model.prior.coefficients[evenly_spaced(len(model.prior), arguments.starts)].clone()
+    if isinstance(model.process, FromImages):
+        prior = model.process.prior
+        prior.coefficients = prior.coefficients[evenly_spaced(len(prior), arguments.starts)].clone()
     model.save_pretrained(arguments.out, torch.bfloat16)
     for file in sorted(arguments.out.iterdir()):
         print(f"{file.stat().st_size:>10,}  {file}")

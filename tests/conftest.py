@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+# Some virtual machines claim AMX and kill whoever uses it; bfloat16 works there without. Before torch is loaded.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
 import torch
 from accidents import pytest_collection_modifyitems, pytest_terminal_summary
 

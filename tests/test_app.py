@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -8,12 +9,17 @@ from PIL import Image
 
 from ihdm import cli
 from ihdm.app.film import MOST, Film
-from ihdm.app.studio import MOST_PIXELS, Studio, whole
+from ihdm.app.numbers import whole
+from ihdm.app.studio import MOST_PIXELS, Growth, Studio
+from ihdm.app.ways import chosen, ways
 from ihdm.errors import IhdmError, UsageError
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.pixels import to_bytes
+from ihdm.processes import Process
+from ihdm.registry import PROCESSES
 from ihdm.sampler import last
+from ihdm.settings import setting
 
 SETTINGS = ["process.K=6", "process.skip=linear", "network.channels=8", "network.multipliers=1,2", "network.blocks=1"]
 
@@ -23,7 +29,27 @@ def studio(tiny_config, generator) -> Studio:
     """Colour images of 8x10 pixels."""
     config = tiny_config.with_settings(SETTINGS)
     images = torch.randint(0, 256, (30, 3, 8, 10), dtype=torch.uint8, generator=generator)
-    return Studio(Model.from_images(ModelConfig(config.process, config.network, (3, 8, 10)), images))
+    return Studio(Model.from_images(ModelConfig.of(config, (3, 8, 10)), images))
+
+
+def made(config, *settings: str) -> Studio:
+    """Of a model for grey images of 8x8 pixels, with some settings."""
+    changed = config.with_settings(settings)
+    return Studio(Model.from_images(ModelConfig.of(changed, (1, 8, 8)), torch.zeros(2, 1, 8, 8).byte()))
+
+
+def filmed(growth: Growth, exact: bool = False) -> Film:
+    film = Film(growth.levels, exact)
+    for k, u in growth:
+        film.add(k, u)
+    return film
+
+
+def tabs(studio: Studio) -> list[str]:
+    gr = pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
+    from ihdm.app.page import build
+
+    return [block.label for block in build(studio, "tiny").blocks.values() if isinstance(block, gr.Tab)]
 
 
 @pytest.mark.parametrize("value", [None, "7", float("nan"), -1, 2.5, 1e300])
@@ -34,14 +60,46 @@ def test_fields_that_hold_no_whole_number_are_refused_in_words(value):
 
 
 def test_generated_images_are_those_of_the_model(studio):
-    torch.testing.assert_close(last(studio.grow(3, 5, 1.1)).clamp(0, 1), studio.model.sample(3, 5, delta_ratio=1.1))
-    for n, seed, ratio in ((0, 0, 1), (65, 0, 1), (1, -1, 1), (1, 0, -0.1), (None, 0, 1)):
+    for given, sampling in (
+        ({"sampler": "paper", "steps": 3, "delta_ratio": 1.1, "eta": None}, {"delta_ratio": 1.1}),
+        (
+            {"sampler": "exact", "steps": 3, "delta_ratio": None, "eta": 0.2},
+            {"sampler": "exact", "steps": 3, "eta": 0.2},
+        ),
+        ({}, {}),
+    ):
+        found = last(studio.grow(3, 5, **chosen(studio.process, given)))
+        torch.testing.assert_close(found.clamp(0, 1), studio.model.sample(3, 5, **sampling))
+    paper = {"sampler": "paper", "steps": 6}
+    for n, seed, ratio in ((0, 0, 1), (65, 0, 1), (1, -1, 1), (1, 0, -0.1), (1, 0, 9), (1, 0, None), (None, 0, 1)):
         with pytest.raises(UsageError, match="must be a number"):
-            studio.grow(n, seed, ratio)
+            studio.grow(n, seed, **chosen(studio.process, paper | {"delta_ratio": ratio}))
+    for steps, eta in ((0, 1), (7, 1), (2.5, 1), (None, 1), (3, -0.1), (3, 1.1)):
+        with pytest.raises(UsageError, match="must be a"):
+            chosen(studio.process, {"sampler": "exact", "steps": steps, "eta": eta})
+
+
+def test_what_can_be_chosen_of_sampling_is_what_the_process_does_not_refuse(tiny_config):
+    def offered(*settings: str) -> dict[str | None, set[str]]:
+        return {way.sampler: set(way.free) for way in ways(made(tiny_config, *settings).process)}
+
+    both = {"paper": {"delta_ratio"}, "exact": {"steps", "eta"}}
+    assert offered() == offered("sampling.sampler=exact", "sampling.steps=4") == both
+    assert offered("process.skip=identity", "process.sigma=0") == {"paper": {"delta_ratio"}}
+    assert offered("process.skip=identity", "process.blur=gaussian") == {"paper": {"delta_ratio"}}
+    assert offered("process.kind=ddpm") == {None: {"steps", "eta"}}
+    assert offered("process.kind=ddpm", "process.K=1") == {None: {"eta"}}
+
+
+def test_models_that_make_their_pictures_in_few_steps_can_be_told_to_take_the_papers(tiny_config):
+    studio = made(tiny_config, "sampling.sampler=exact", "sampling.steps=4")
+    assert studio.grow(1, 0).levels == [10, 7, 4, 1, 0]
+    paper = chosen(studio.process, {"sampler": "paper", "steps": 10, "delta_ratio": 1.0, "eta": 0.5})
+    assert studio.grow(1, 0, **paper).levels == list(range(10, -1, -1))
 
 
 def test_the_first_start_has_the_colour_asked_for_and_the_others_differ(studio):
-    colours = studio.model.prior.colours()
+    colours = studio.process.prior.colours()
     wanted = colours[17]
     starts = studio.starts(wanted.tolist(), 4)
     assert starts[0] == 17 and len(set(starts.tolist())) == 4
@@ -54,7 +112,7 @@ def test_rows_of_the_table_share_their_start_and_columns_their_noise(studio):
     states = list(studio.matrix(starts, [4, 5, 6]))
     table = states[0][1].unflatten(0, (2, 3))
     assert torch.equal(table[:, 0], table[:, 2])
-    torch.testing.assert_close(table[:, 0], studio.model.prior.means(starts), atol=0.1, rtol=0)
+    torch.testing.assert_close(table[:, 0], studio.process.prior.means(starts), atol=0.1, rtol=0)
     one_cell = last(studio.matrix(starts[1:], [6]))[0]
     torch.testing.assert_close(states[-1][1].unflatten(0, (2, 3))[1, 2], one_cell, atol=1e-5, rtol=0)
 
@@ -68,26 +126,36 @@ def test_interpolation_ends_in_the_first_images_of_both_seeds(studio):
 
 
 def test_a_walk_goes_on_from_one_of_its_futures(studio):
-    path = Film(studio.K, exact=True)
-    for k, u in studio.grow(1, 0):
-        path.add(k, u)
-    futures = Film(studio.K, exact=True)
-    for k, u in studio.futures(path.states[3], 3, 4, 0, 0):
-        futures.add(k, u)
+    path = filmed(studio.grow(1, 0), exact=True)
+    futures = filmed(studio.futures(path.states[3], 3, 4, 0, 0), exact=True)
     assert futures.levels == [3, 2, 1, 0]
     assert not torch.equal(futures.last[0], futures.last[1])
     walked = path.then(futures.only(2))
-    assert walked.levels == path.levels
+    assert walked.levels == path.levels == walked.visited
     for k, u in walked.states.items():
         assert torch.equal(u, path.states[k] if k >= 3 else futures.states[k][2:3])
 
 
+def test_a_walk_in_few_steps_goes_on_through_the_levels_of_its_future(tiny_config):
+    studio = made(tiny_config, "sampling.sampler=exact", "sampling.steps=4")
+    path = filmed(studio.grow(1, 0), exact=True)
+    futures = filmed(studio.futures(path.states[4], 4, 2, 0, 0), exact=True)
+    walked = path.then(futures.only(1))
+    assert walked.levels == [10, 7, *futures.levels] and futures.levels[0] == 4
+    assert (walked.step(4), walked.steps) == (2, 2 + futures.steps)
+
+
 def test_a_film_keeps_few_states_of_many_levels_and_both_ends():
-    film = Film(200)
-    for k in range(200, -1, -1):
-        film.add(k, torch.full((1, 1, 2, 2), k / 200))
-    assert len(film.levels) == MOST and film.levels[0] == 200 and film.levels[-1] == 0
-    assert [int(u.flatten()[0]) for u in film.some(3)] == [255, int(to_bytes(torch.tensor(0.5))), 0]
+    for visited, kept in ((range(200, -1, -1), MOST), (range(200, -1, -2), MOST), ([200, 77, 3, 0], 4)):
+        film = Film(visited)
+        for k in visited:
+            film.add(k, torch.full((1, 1, 2, 2), k / 200))
+        assert len(film.levels) == kept and film.levels[0] == 200 and film.levels[-1] == 0
+        assert [film.step(200), film.step(0)] == [0, film.steps] == [0, len(visited) - 1]
+        ends = [int(u.flatten()[0]) for u in film.some(3)]
+        assert ends[::2] == [255, 0] and len(ends) == 3
+        if len(visited) > MOST:
+            assert ends[1] == int(to_bytes(torch.tensor(0.5)))
 
 
 def test_uploads_are_brought_to_the_models_size_with_a_note(studio, tmp_path):
@@ -127,6 +195,18 @@ def test_an_example_to_restore_is_a_blurred_image_of_the_model(studio):
     torch.testing.assert_close(blurred, expected)
 
 
+def test_restoring_takes_the_steps_that_were_chosen(studio):
+    seen = studio.model.observation(studio.blurred(4, 4), 2.0)
+    few = chosen(studio.process, {"sampler": "exact", "steps": 2, "eta": 0.5})
+    for sampling, steps in (({}, seen.level), (few, 2)):
+        growth = studio.restore(seen, 3, 7, **sampling)
+        assert growth.levels[0] == seen.level and len(growth.levels) == steps + 1
+        states = list(growth)
+        assert [k for k, _ in states] == growth.levels
+        expected = studio.model.restore(seen.image.float(), 3, 7, blur_width=2.0, **sampling).images
+        torch.testing.assert_close(states[-1][1].clamp(0, 1), expected)
+
+
 def test_a_port_in_use_is_named_before_the_model_is_read(capsys):
     pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
     with socket.socket() as taken:
@@ -139,15 +219,46 @@ def test_a_port_in_use_is_named_before_the_model_is_read(capsys):
     assert f"port {port}" in capsys.readouterr().err
 
 
-def test_the_diffusion_baseline_has_no_page(tmp_path, tiny_config, capsys):
-    pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
-    config = tiny_config.with_settings(["process.kind=ddpm", "process.skip=identity", "process.delta_ratio=1"])
-    model = Model.from_images(ModelConfig(config.process, config.network, (1, 8, 8)), torch.zeros(2, 1, 8, 8).byte())
-    model.save_pretrained(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["app", str(tmp_path), "--port", "0"])
-    assert stopped.value.code == 2
-    assert "inverse heat" in capsys.readouterr().err
+def test_the_page_has_the_tabs_that_the_process_can_fill(studio, tiny_config):
+    assert tabs(studio) == ["Generate", "Colour and shape", "Interpolate", "Branch", "Restore"]
+    assert tabs(made(tiny_config, "process.skip=identity", "process.blur=gaussian")) == [
+        "Generate",
+        "Brightness and shape",
+        "Interpolate",
+        "Branch",
+    ]
+    assert tabs(made(tiny_config, "process.kind=ddpm")) == ["Generate", "Interpolate", "Branch"]
+    assert tabs(made(tiny_config, "process.kind=ddpm", "sampling.eta=0")) == ["Generate", "Interpolate"]
+
+
+def test_a_process_of_ones_own_has_a_page(tiny_config, monkeypatch):
+    """Fading to grey and back, in words that every process has."""
+
+    @dataclass(frozen=True)
+    class FadeSettings:
+        K: int = setting(8, "number of levels")
+
+    class Fade(Process):
+        Settings = FadeSettings
+        title = "fading"
+
+        def __init__(self, settings, sampling, shape):
+            self.K, self.sampling, self.shape = settings.K, sampling, shape
+
+        def step(self, network, u_k, k, j, eps):
+            return u_k + (k - j) / self.K * network(u_k, k.expand(len(u_k)))
+
+        def start(self, noise):
+            return 0.5 + noise(self.K + 1) / 100
+
+    monkeypatch.setattr(PROCESSES, "_classes", dict(PROCESSES._classes))
+    PROCESSES.register("fade")(Fade)
+    studio = made(tiny_config, "process.kind=fade", "sampling.steps=4")
+    assert tabs(studio) == ["Generate", "Interpolate", "Branch"]
+    assert [way.free for way in ways(studio.process)] == [{"steps"}]
+    assert studio.grow(2, 0, **chosen(studio.process, {"steps": 2})).levels == [10, 5, 0]
+    strip = last(studio.between(3, 8, 5))
+    torch.testing.assert_close(strip[-1], last(studio.grow(1, 8))[0])
 
 
 def test_colours_are_read_as_browsers_write_them():

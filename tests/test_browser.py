@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -42,19 +43,23 @@ HERE = {"127.0.0.1", "localhost", "::1", "None", "b'localhost'", "b'127.0.0.1'"}
 SLOW = {"timeout": 30_000}
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory) -> Path:
+def saved(folder: Path, *settings: str) -> Path:
     """An untrained model of colour images, with levels enough to be cancelled on the way."""
-    settings = ["process.K=60", "process.skip=linear", "network.channels=16", "network.multipliers=1,2"]
-    config = Config().with_settings([*settings, "network.attention=1", "network.blocks=1"])
+    network = ["network.channels=16", "network.multipliers=1,2", "network.attention=1", "network.blocks=1"]
+    config = Config().with_settings(["process.K=60", *settings, *network])
     images = torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    folder = tmp_path_factory.mktemp("browser") / "tiny"
-    Model.from_images(ModelConfig(config.process, config.network, (3, 8, 8)), images).save_pretrained(folder)
+    Model.from_images(ModelConfig.of(config, (3, 8, 8)), images).save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def address(model_folder, tmp_path_factory) -> Iterator[str]:
+def address(tmp_path_factory) -> Iterator[str]:
+    with served(saved(tmp_path_factory.mktemp("browser") / "tiny", "process.skip=linear")) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def served(model_folder: Path) -> Iterator[str]:
     """The page, served by a process of its own, which in the end has asked no other machine for anything."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -90,6 +95,12 @@ def browser() -> Iterator[playwright.Browser]:
 
 @pytest.fixture
 def page(browser, address) -> Iterator[playwright.Page]:
+    with visitor(browser, address) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def visitor(browser, address: str) -> Iterator[playwright.Page]:
     """A visitor, whose browser in the end has asked nobody but the server."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     asked: list[str] = []
@@ -108,6 +119,18 @@ def button(page, name: str):
 
 def tab(page, name: str) -> None:
     page.get_by_role("tab", name=name).click()
+
+
+def fill(page, label: str, value: str) -> None:
+    """The number beside a slider of the open tab."""
+    page.get_by_label(f"number input for {label}").locator("visible=true").fill(value)
+    page.keyboard.press("Tab")
+
+
+def scrub(page, key: str, words: str) -> None:
+    page.get_by_role("slider", name="From nothing").focus()
+    page.keyboard.press(key)
+    playwright.expect(page.locator(".words:visible").first).to_contain_text(words, **SLOW)
 
 
 def says(page, words: str | re.Pattern[str]) -> None:
@@ -135,9 +158,7 @@ def test_generate_scrub_and_save(page, tmp_path):
     button(page, "Make pictures").click()
     says(page, "Done")
     sharp = shown(page, "generated").get_attribute("src")
-    page.get_by_role("slider", name="From blank").focus()
-    page.keyboard.press("Home")
-    playwright.expect(page.locator(".words:visible").first).to_contain_text("Step 0 of 60", **SLOW)
+    scrub(page, "Home", "Step 0 of 60: as if blurred over 6.0 pixels")
     assert shown(page, "generated").get_attribute("src") != sharp
     for name, form in (("Save PNG", "PNG"), ("Save GIF", "GIF")):
         with page.expect_download() as download:
@@ -147,6 +168,56 @@ def test_generate_scrub_and_save(page, tmp_path):
         download.value.save_as(tmp_path / form)
         with Image.open(tmp_path / form) as picture:
             assert picture.format == form
+
+
+def test_how_to_sample_can_be_chosen(page):
+    steps = page.get_by_role("slider", name="Number of steps").locator("visible=true")
+    randomness = page.get_by_role("slider", name="Randomness").locator("visible=true")
+    playwright.expect(steps).to_be_disabled()
+    playwright.expect(randomness).to_have_attribute("max", "2.5")
+    button(page, "Make pictures").click()
+    says(page, "Done")
+    before = shown(page, "generated").get_attribute("src")
+    page.get_by_label("Exact").locator("visible=true").click()
+    playwright.expect(steps).to_be_enabled(**SLOW)
+    playwright.expect(randomness).to_have_attribute("max", "1")
+    fill(page, "Number of steps", "7")
+    fill(page, "Randomness", "0.8")
+    button(page, "Make pictures").click()
+    playwright.expect(page.locator(".words:visible").first).to_contain_text("Step 7 of 7: sharp", **SLOW)
+    assert shown(page, "generated").get_attribute("src") != before
+    scrub(page, "Home", "Step 0 of 7")
+    page.get_by_label("The paper's").locator("visible=true").click()
+    playwright.expect(steps).to_be_disabled(**SLOW)
+    playwright.expect(randomness).to_have_attribute("max", "2.5")
+    button(page, "Make pictures").click()
+    playwright.expect(page.locator(".words:visible").first).to_contain_text("Step 60 of 60: sharp", **SLOW)
+
+
+def test_diffusion_has_the_tabs_that_it_can_fill(browser, tmp_path):
+    folder = saved(tmp_path / "noise", "process.kind=ddpm", "sampling.steps=9")
+    with served(folder) as address, visitor(browser, address) as page:
+        playwright.expect(page.locator("h1")).to_have_text("Pictures grown from noise")
+        names = page.get_by_role("tab").filter(visible=True).all_text_contents()
+        assert [name.strip() for name in names] == ["Generate", "Interpolate", "Branch"]
+        assert not page.get_by_label("Kind of steps").count()
+        button(page, "Make pictures").click()
+        says(page, "Done")
+        scrub(page, "Home", "Step 0 of 9: 100 % noise")
+        fill(page, "Number of steps", "30")
+        fill(page, "Randomness", "0")
+        button(page, "Make pictures").click()
+        playwright.expect(page.locator(".words:visible").first).to_contain_text("Step 30 of 30", **SLOW)
+        scrub(page, "ArrowLeft", "Step 29 of 30")
+        tab(page, "Interpolate")
+        button(page, "Go from one to the other").click()
+        says(page, "Done")
+        shown(page, "strip")
+        tab(page, "Branch")
+        button(page, "1. Grow one picture").click()
+        says(page, "Grown")
+        button(page, "2. Show its futures").click()
+        says(page, "8 futures of step 3 of 9")
 
 
 def test_wrong_numbers_get_a_message_and_the_page_goes_on(page):
@@ -160,8 +231,7 @@ def test_wrong_numbers_get_a_message_and_the_page_goes_on(page):
 
 
 def test_cancel_stops_the_work_and_lets_the_next_begin(page):
-    page.get_by_label("number input for How many pictures").fill("64")
-    page.keyboard.press("Tab")
+    fill(page, "How many pictures", "64")
     button(page, "Make pictures").click()
     says(page, re.compile("step [1-9]"))
     button(page, "Cancel").locator("visible=true").click()
@@ -176,13 +246,12 @@ def test_cancel_stops_the_work_and_lets_the_next_begin(page):
 def test_two_visitors_do_not_disturb_each_other(page, browser, address):
     other = browser.new_page()
     other.goto(address)
-    for visitor, count in ((page, "9"), (other, "4")):
-        visitor.get_by_label("number input for How many pictures").fill(count)
-        visitor.keyboard.press("Tab")
-        button(visitor, "Make pictures").click()
-    for visitor in (page, other):
-        says(visitor, "Done")
-    sizes = [shown(visitor, "generated").evaluate("image => image.naturalWidth") for visitor in (page, other)]
+    for one, count in ((page, "9"), (other, "4")):
+        fill(one, "How many pictures", count)
+        button(one, "Make pictures").click()
+    for one in (page, other):
+        says(one, "Done")
+    sizes = [shown(one, "generated").evaluate("image => image.naturalWidth") for one in (page, other)]
     assert sizes[0] != sizes[1]
     other.close()
 
@@ -236,13 +305,18 @@ def test_restore(page, tmp_path):
     page.locator("#upload").get_by_label("Clear").click()
     button(page, "Blur one for me").click()
     says(page, "Here is a blurred picture")
-    page.get_by_label("number input for Blur width in pixels").fill("2")
-    page.keyboard.press("Tab")
+    fill(page, "Blur width in pixels", "2")
     button(page, "Restore").click()
     says(page, "Done")
     shown(page, "summary")
     shown(page, "versions")
-    playwright.expect(page.locator(".words:visible").first).to_contain_text("Blur: 2.0 pixels wide")
+    words = page.locator(".words:visible").first
+    playwright.expect(words).to_contain_text("Blur: 2.0 pixels wide")
+    page.get_by_label("Exact").locator("visible=true").click()
+    playwright.expect(page.get_by_role("slider", name="Number of steps").locator("visible=true")).to_be_enabled(**SLOW)
+    fill(page, "Number of steps", "5")
+    button(page, "Restore").click()
+    playwright.expect(words).to_contain_text("it took 5 steps", **SLOW)
 
 
 def test_narrow_screens_need_no_sideways_scrolling(page):

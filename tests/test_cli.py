@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,10 @@ import torch
 from PIL import Image, ImageFilter
 
 from ihdm.cli import VERBS, main
-from ihdm.config import presets
+from ihdm.config import presets, setting_rows
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
+from ihdm.processes import InverseHeat
 
 QUICK = [
     *("--set", "trainer.steps=4", "--set", "trainer.checkpoint_every=2", "--set", "trainer.samples=4"),
@@ -33,9 +35,20 @@ def somewhere(tmp_path, monkeypatch):
 
 @pytest.fixture
 def model(tiny_config, tiny_images, tmp_path) -> str:
-    config = ModelConfig(tiny_config.process, tiny_config.network, tiny_images.shape, "blobs", 7)
+    config = replace(ModelConfig.of(tiny_config, tiny_images.shape, "blobs"), steps=7)
     Model.from_images(config, tiny_images.train).save_pretrained(tmp_path / "model")
     return "model"
+
+
+@pytest.fixture
+def others(tiny_config, tiny_images, tmp_path) -> None:
+    """Models of a Gaussian filter and of diffusion."""
+    for name, settings in {
+        "filtered": ["process.skip=identity", "process.blur=gaussian"],
+        "diffusion": ["process.kind=ddpm"],
+    }.items():
+        config = ModelConfig.of(tiny_config.with_settings(settings), tiny_images.shape, "blobs")
+        Model.from_images(config, tiny_images.train).save_pretrained(tmp_path / name)
 
 
 def refused(words, code, message, capsys):
@@ -60,9 +73,21 @@ def huge_png(width: int, height: int) -> bytes:
 def test_help_names_every_verb_and_preset_at_once(capsys):
     main(["--help"])
     text = capsys.readouterr().out
-    assert all(name in text for name in [*VERBS, *presets(), "process.sigma_B_max"])
+    assert all(name in text for name in [*VERBS, *presets(), "ihdm settings"])
     code = "import sys; from ihdm.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_settings_are_listed_with_their_defaults_and_whose_they_are(capsys):
+    main(["settings"])
+    text = capsys.readouterr().out
+    assert all(f"{name} " in text and about in text for name, about in setting_rows())
+    assert "process.betas" in text and "ddpm: the schedule of the noise [linear | cosine; default linear]" in text
+    main(["settings", "trainer.l"])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["trainer.lr", "trainer.log_every"]
+    with pytest.raises(SystemExit, match="2"):
+        main(["settings", "proces.K"])
+    assert "did you mean 'process.K'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -101,7 +126,7 @@ finally: assert "torch" not in sys.modules"""
         (["train", "mnist"], 2, "IHDM_DATA"),
         (["sample", "./nowhere"], 1, "no model folder"),
         (["sample", "model", "--n", "0"], 2, "at least 1"),
-        (["sample", "model", "--delta-ratio", "-1"], 2, "negative"),
+        (["sample", "model", "--delta-ratio", "-1"], 2, "delta_ratio must be at least 0, not -1"),
         (["restore", "model", "nowhere.png"], 1, "there is no file nowhere.png"),
         (["restore", "model", "a-file"], 1, "a-file is not an image"),
         (["restore", "model", "large.png"], 2, "--resize"),
@@ -113,7 +138,7 @@ finally: assert "torch" not in sys.modules"""
         (["restore", "model", "small.png", "--blur-width", "2"], 2, "follows from its size"),
         (["restore", "model", "dot.png"], 2, "too small"),
         (["restore", "model", "fit.png", "--n", "0"], 2, "at least 1"),
-        (["restore", "model", "fit.png", "--delta-ratio", "nan"], 2, "not negative"),
+        (["restore", "model", "fit.png", "--delta-ratio", "nan"], 2, "delta_ratio must be a finite number"),
         (["restore", "model", "fit.png", "--out", "a-file"], 1, "a-file"),
         (["info", "./nowhere"], 1, "no model folder"),
         (["info", "model", "--set", "process.K=3"], 2, "go with a preset"),
@@ -129,6 +154,101 @@ def test_wrong_words_end_with_a_message_and_a_code(words, code, message, model, 
     if message == "no device" and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     refused(words, code, message, capsys)
+
+
+ON_ONE = {"sample": [], "restore": ["fit.png"], "evaluate": ["--data", "digits", "--metrics", "spectrum", "--n", "4"]}
+
+
+@pytest.mark.parametrize("verb", ON_ONE)
+@pytest.mark.parametrize(
+    ("name", "words", "message"),
+    [
+        ("model", ["--steps", "3"], "10 in all; for 3 take exact ones (--sampler exact"),
+        ("model", ["--sampler", "paper", "--steps", "3"], "10 in all; for 3 take exact ones"),
+        ("model", ["--eta", "0"], "eta is for the sampler 'exact', and this is 'paper'"),
+        ("model", ["--order", "1"], "order is for the sampler 'exact', and this is 'paper'"),
+        ("model", ["--sampler", "exact", "--delta-ratio", "1"], "delta_ratio is for the sampler 'paper'"),
+        ("model", ["--sampler", "exact", "--eta", "1.5"], "eta must be at most 1, not 1.5"),
+        ("model", ["--sampler", "exact", "--eta", "-0.5"], "eta must be at least 0, not -0.5"),
+        ("model", ["--sampler", "exact", "--eta", "nan"], "eta must be a finite number"),
+        ("model", ["--sampler", "exact", "--steps", "0"], "steps must be at least 1, not 0"),
+        ("model", ["--sampler", "exact", "--steps", "11"], "at most 10 steps, one for each level, not 11"),
+        ("model", ["--sampler", "exact", "--order", "3"], "order must be at most 2, not 3"),
+        ("model", ["--sampler", "exakt"], "exakt"),
+        (
+            "filtered",
+            ["--sampler", "exact"],
+            "exact steps need the heat equation (process.blur=heat); take the paper's",
+        ),
+        ("diffusion", ["--sampler", "exact"], "sampling by denoising diffusion has: steps, eta, order, clip"),
+        ("diffusion", ["--sampler", "paper"], "sampling by denoising diffusion has: steps, eta, order, clip"),
+        ("diffusion", ["--delta-ratio", "1"], "sampling by denoising diffusion has: steps, eta, order, clip"),
+        ("diffusion", ["--eta", "1.5"], "eta must be at most 1, not 1.5"),
+        ("diffusion", ["--steps", "0"], "steps must be at least 1, not 0"),
+    ],
+)
+def test_samplers_that_cannot_be_are_refused_before_any_work(
+    verb, name, words, message, model, others, capsys, monkeypatch
+):
+    def work(*words, **options):
+        raise AssertionError("work was begun")
+
+    Image.new("L", (8, 8)).save("fit.png")
+    before = sorted(Path().rglob("*"))
+    monkeypatch.setattr(Model, "runner", work)
+    monkeypatch.setattr("ihdm.evaluation.images_for", work)
+    refused([verb, name, *ON_ONE[verb], *words], 2, message, capsys)
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_a_diffusion_model_is_refused_restoring_in_words(others, capsys):
+    Image.new("L", (8, 8)).save("fit.png")
+    refused(["restore", "diffusion", "fit.png"], 2, "denoising diffusion cannot restore images", capsys)
+    refused(["restore", "filtered", "fit.png"], 2, "restoring needs a model of the heat equation", capsys)
+    assert not Path("restored").exists()
+
+
+def pixels(folder: str) -> np.ndarray:
+    return np.stack([np.asarray(Image.open(path), int) for path in sorted(Path(folder).glob("[0-9]*.png"))])
+
+
+def test_samples_are_made_by_the_steps_that_are_asked_for(model, others, capsys):
+    ways = {
+        "paper": [],
+        "named": ["--sampler", "paper", "--delta-ratio", "1.25"],
+        "noisy": ["--delta-ratio", "5"],
+        "exact": ["--sampler", "exact", "--steps", "3", "--eta", "0"],
+        "again": ["--sampler", "exact", "--steps", "3", "--eta", "0"],
+        "fresh": ["--sampler", "exact", "--steps", "3", "--eta", "1"],
+        "first": ["--sampler", "exact", "--steps", "3", "--eta", "0", "--order", "1"],
+        "every": ["--sampler", "exact", "--eta", "0"],
+    }
+    for out, words in ways.items():
+        main(["sample", model, "--n", "3", "--out", out, *words])
+    made = {out: pixels(out) for out in ways}
+    assert all(images.shape == (3, 8, 8) for images in made.values())
+    assert np.array_equal(made["paper"], made["named"]) and np.array_equal(made["exact"], made["again"])
+    different = ["paper", "noisy", "exact", "fresh", "first", "every"]
+    assert len({made[out].tobytes() for out in different}) == len(different)
+    expected = Model.from_pretrained(model).sample(3, sampler="exact", steps=3, eta=0.0) * 255
+    assert np.abs(made["exact"] - expected[:, 0].numpy()).max() < 0.6
+    main(["sample", model, "--n", "2", "--gif", "grow.gif", "--sampler", "exact", "--steps", "3"])
+    assert Image.open("grow.gif").n_frames == 4  # as many as there are levels on the way
+    for out, words in {"ancestral": [], "ddim": ["--eta", "0", "--steps", "5"]}.items():
+        main(["sample", "diffusion", "--n", "3", "--out", out, *words])
+    assert not np.array_equal(pixels("ancestral"), pixels("ddim"))
+
+
+def test_a_model_that_takes_few_steps_can_be_told_to_take_the_papers(model, capsys):
+    """The number of steps that it has was for exact ones."""
+    Model.from_pretrained(model).sampled(sampler="exact", steps=3).save_pretrained("quick")
+    main(["sample", model, "--n", "2", "--out", "paper"])
+    main(["sample", "quick", "--n", "2", "--out", "back", "--sampler", "paper"])
+    assert np.array_equal(pixels("paper"), pixels("back"))
+    refused(["sample", "quick", "--sampler", "paper", "--steps", "3"], 2, "for 3 take exact ones", capsys)
+    refused(["sample", "quick", "--delta-ratio", "1"], 2, "delta_ratio is for the sampler 'paper'", capsys)
+    Image.new("L", (8, 8), 128).save("fit.png")
+    main(["restore", "quick", "fit.png", "--blur-width", "1.5", "--sampler", "paper", "--n", "1"])
 
 
 def test_bad_images_end_with_their_name_and_code_1(tmp_path, capsys):
@@ -174,7 +294,18 @@ def test_restore_makes_pictures_and_says_what_it_found(model, tiny_images, tmp_p
     assert "blur width 1.50 pixels (given)" in capsys.readouterr().out
     sharp.reduce(2).save("small.png")
     main(["restore", model, "small.png", "--n", "1", "--out", "small"])
-    assert "blur width 2.80 pixels (of small pixels)" in capsys.readouterr().out
+    assert "blur width 2.80 pixels (by its size)" in capsys.readouterr().out
+    given = ["restore", model, "blurred.png", "--blur-width", "1.5", "--n", "2"]
+    exact, residual = ["--sampler", "exact", "--steps"], []
+    ways = {"paper": ["--delta-ratio", "1.25"], "exact": [*exact, "5"], "still": [*exact, "5", "--eta", "0"]}
+    for out, words in (ways | {"quick": [*exact, "3"]}).items():
+        main([*given, "--out", out, *words])
+        said = capsys.readouterr().out
+        assert "blur width 1.50 pixels (given)" in said
+        residual.append(float(said.split("differ from the image by ")[1].split("/255")[0]))
+    made = [pixels(out) for out in ("paper", "exact", "still", "quick")]
+    assert [len(images) for images in made] == [2, 2, 2, 2] and len({images.tobytes() for images in made}) == 4
+    assert max(residual) < 2 * residual[0]  # an untrained model leaves [0, 1], and is clamped to it
 
 
 def test_restore_replaces_its_own_results_and_nothing_else(model, tiny_images, tmp_path, capsys):
@@ -242,7 +373,7 @@ def test_a_blur_too_narrow_for_the_images_is_pointed_out(capsys):
 
 
 def test_four_channels_are_written_with_alpha(tiny_config, tmp_path):
-    config = ModelConfig(tiny_config.process, tiny_config.network, (4, 8, 8))
+    config = ModelConfig.of(tiny_config, (4, 8, 8))
     images = torch.randint(0, 256, (5, 4, 8, 8), dtype=torch.uint8)
     Model.from_images(config, images).save_pretrained(tmp_path / "rgba")
     main(["sample", "rgba", "--n", "2", "--out", "each", "--grid", "grid.png"])
@@ -250,8 +381,21 @@ def test_four_channels_are_written_with_alpha(tiny_config, tmp_path):
 
 
 def test_sigma_zero_is_allowed_with_a_warning(capsys):
-    main(["train", "digits", *QUICK, "--set", "process.sigma=0", "--set", "process.skip=identity"])
+    words = ["train", "digits", *QUICK, "--set", "process.sigma=0", "process.skip=identity"]
+    advice = "--set sampling.sampler=paper sampling.steps=auto"
+    refused(
+        words, 2, f"exact steps need noise (process.sigma > 0); take the paper's (--sampler paper, or {advice}", capsys
+    )
+    main([*words, *advice.split()])
     assert "unstable" in capsys.readouterr().err
+
+
+def test_what_a_refusal_advises_is_taken(capsys):
+    """The preset takes fewer exact steps than it has levels."""
+    main(["info", "digits"])
+    advice = ["--set", "sampling.steps=auto"]
+    refused(["info", "digits", "--set", "sampling.sampler=paper"], 2, " ".join(advice), capsys)
+    main(["info", "digits", "--set", "sampling.sampler=paper", *advice])
 
 
 def test_info_of_a_preset_and_of_a_model(model, capsys):
@@ -298,7 +442,7 @@ def test_running_out_of_memory_says_what_helps(model, capsys, monkeypatch):
     def exhausted(*words, **options):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr(Model, "start", exhausted)
+    monkeypatch.setattr(InverseHeat, "start", exhausted)
     refused(
         ["sample", "model", "--batch-size", "40"], 1, "not enough memory for 32 images at a time; 16 should", capsys
     )

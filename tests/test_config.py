@@ -1,24 +1,16 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
 import ihdm
-from ihdm.config import (
-    Config,
-    as_tree,
-    config_from_toml,
-    config_to_toml,
-    differences,
-    load_config,
-    presets,
-    setting_names,
-    updated,
-)
+from ihdm.config import Config, config_from_toml, config_to_toml, differences, load_config, presets, setting_rows
 from ihdm.errors import IhdmError, UsageError
+from ihdm.registry import NETWORKS, PROCESSES
 
 PAPER = {  # tables 1 and 2 of App. B: K, sigma_B_max, delta, size, multipliers, blocks, lr, attention sizes, ema, batch
     "mnist": (100, 20, 0.0125, 28, (1, 2, 2), 4, 1e-4, (7,), 0.999, 128),
@@ -39,7 +31,7 @@ def test_presets_say_what_the_papers_tables_say(name):
     found = (
         process.K,
         process.sigma_B_max,
-        pytest.approx(process.delta_ratio * process.sigma),
+        pytest.approx(config.sampling.delta_ratio * process.sigma),
         size,
         network.multipliers,
         network.blocks,
@@ -52,13 +44,16 @@ def test_presets_say_what_the_papers_tables_say(name):
     assert (process.sigma, process.skip, network.channels, network.dropout) == (0.01, "identity", 128, 0.1)
     assert (trainer.warmup, trainer.clip, network.resample) == (5000, 1.0, "pool")
     assert config.data.flip == name.startswith("afhq")
+    assert (config.sampling.sampler, config.sampling.steps) == ("paper", None)
 
 
 def test_a_preset_lists_only_what_differs():
     for file in (Path(ihdm.__file__).parent / "presets").glob("*.toml"):
-        default, preset = as_tree(Config()), load_config(file.stem)
+        preset = load_config(file.stem)
+        kind = preset.tree()["process"]["kind"]
+        default = Config().with_tree({"process": {"kind": kind}})
         written = re.findall(r"^(\w+) = ", file.read_text(), re.MULTILINE)
-        assert len(written) == 1 + len(differences(updated(Config(), default), preset)), file.name
+        assert len(written) == 1 + (kind != "heat") + len(differences(default, preset)), file.name
 
 
 @pytest.mark.parametrize("name", presets())
@@ -84,6 +79,9 @@ def test_a_configuration_survives_the_trip_through_toml(name):
         ("network.attention=none", ()),
         ("process.skip=linear", "linear"),
         ("data.source=a=b", "a=b"),
+        ("sampling.steps=auto", None),
+        ("sampling.sampler=exact", "exact"),
+        ("sampling.eta=0", 0.0),
     ],
 )
 def test_settings_are_read_by_type(word, expected):
@@ -105,7 +103,7 @@ def test_settings_are_read_by_type(word, expected):
         ("process.K=2.5", "a whole number"),
         ("process.sigma=-0.1", "at least 0"),
         ("process.sigma=nan", "finite"),
-        ("process.delta_ratio=-1", "at least 0"),
+        ("sampling.delta_ratio=-1", "at least 0"),
         ("process.sigma_B_max=0.4", "larger than"),
         ("process.skip=none", "'identity', 'linear'"),
         ("data.flip=maybe", "true or false"),
@@ -117,6 +115,15 @@ def test_settings_are_read_by_type(word, expected):
         ("network.attention=9", "only resolutions 0..3"),
         ("trainer.lr=0", "larger than 0"),
         ("network.dropout=1", "at most"),
+        ("process.kind=heet", "did you mean 'heat'"),
+        ("network.kind=unets", "did you mean 'unet'"),
+        ("process.betas=cosine", "the process heat has: K, sigma"),
+        ("process.delta_ratio=1", "unknown setting 'process.delta_ratio'"),
+        ("sampling.clip=false", "sampling by the process heat has: steps"),
+        ("sampling.sampler=magic", "'paper', 'exact'"),
+        ("sampling.steps=7", "200 in all; for 7 take exact ones"),
+        ("sampling.eta=2", "at most 1"),
+        ("sampling.order=3", "at most 2"),
     ],
 )
 def test_wrong_settings_are_refused_with_what_to_do(word, message):
@@ -127,6 +134,65 @@ def test_wrong_settings_are_refused_with_what_to_do(word, message):
 def test_a_linear_skip_without_noise_is_refused():
     with pytest.raises(UsageError, match="identity"):
         Config().with_settings(["process.skip=linear", "process.sigma=0"])
+
+
+@pytest.mark.parametrize("word", ["process.sigma=0", "process.blur=gaussian"])
+def test_exact_steps_need_noise_and_the_heat_equation(word):
+    with pytest.raises(UsageError, match="exact steps need"):
+        Config().with_settings(["sampling.sampler=exact", word])
+
+
+def test_another_process_has_settings_of_its_own():
+    """What was changed of those that both have is kept; sampling starts afresh."""
+    changed = Config().with_settings(["process.K=50", "process.sigma=0.02", "sampling.delta_ratio=2"])
+    baseline = changed.with_settings(["process.kind=ddpm", "process.betas=cosine", "sampling.eta=0.5"])
+    assert baseline.tree()["process"] == {"kind": "ddpm", "K": 50, "betas": "cosine"}
+    assert baseline.tree()["sampling"] == {"steps": "auto", "eta": 0.5, "order": 1, "clip": True}
+    assert Config().with_settings(["process.kind=ddpm"]).process.K == 1000
+    with pytest.raises(UsageError, match="the process ddpm has: K, betas"):
+        Config().with_settings(["process.kind=ddpm", "process.sigma=0.1"])
+    assert Config().with_tree(baseline.tree()) == baseline
+
+
+def test_every_setting_has_a_row_that_says_whose_it_is():
+    rows = setting_rows()
+    assert dict(rows)["process.kind"].startswith("which process [heat | ddpm")
+    owners = {name: [about.split(":")[0] for key, about in rows if key == name] for name, _ in rows}
+    assert owners["process.K"][:2] == owners["sampling.eta"][:2] == ["heat", "ddpm"]
+    assert owners["process.sigma"][0] == "heat" and owners["sampling.clip"][0] == "ddpm"
+    assert len(owners["data.flip"]) == 1
+
+
+WRITTEN_BY_0_1 = """
+[process]
+kind = "{kind}"
+K = 10
+sigma = 0.02
+delta_ratio = {ratio}
+sigma_B_min = 0.5
+sigma_B_max = "auto"
+skip = "identity"
+blur = "heat"
+betas = "cosine"
+[network]
+channels = 8
+attention = []
+[trainer]
+steps = 6
+"""
+
+
+def test_settings_of_0_1_are_read():
+    heat = config_from_toml(WRITTEN_BY_0_1.format(kind="heat", ratio=1.5), "test")
+    assert (heat.process.K, heat.process.sigma, heat.sampling.delta_ratio) == (10, 0.02, 1.5)
+    assert (heat.sampling.sampler, heat.network.channels, heat.trainer.steps) == ("paper", 8, 6)
+    for ratio, eta in ((0.8, 0.8), (1.0, 1.0), (1.25, 1.0)):
+        ddpm = config_from_toml(WRITTEN_BY_0_1.format(kind="ddpm", ratio=ratio), "test")
+        assert (ddpm.process.K, ddpm.process.betas, ddpm.sampling.eta) == (10, "cosine", eta)
+    few = config_from_toml("[process]\ndelta_ratio = 2\n", "test")  # such as a preset of one's own
+    assert few == Config().with_settings(["sampling.delta_ratio=2"])
+    with pytest.raises(UsageError, match=r"unknown setting 'process\.sigma'"):  # 0.1.0 would not have written it alone
+        config_from_toml('[process]\nkind = "ddpm"\nsigma = 0.01\n', "test")
 
 
 def test_unknown_presets_and_broken_files_are_refused(tmp_path):
@@ -145,24 +211,57 @@ def test_unknown_presets_and_broken_files_are_refused(tmp_path):
 
 
 def attribute_reads(tree: ast.AST) -> set[str]:
-    """Every attribute that a file reads, in full, leaving out what is only put into messages."""
-    reads, nodes = set(), [tree]
+    """Every attribute that a file reads, in full, leaving out what is only put into messages.
+
+    What settings read of themselves is `settings.key`, other than where they only check each other.
+    """
+    reads, nodes = set(), [(tree, "")]
     while nodes:
-        node = nodes.pop()
+        node, own = nodes.pop()
+        if isinstance(node, ast.ClassDef):
+            values = [ast.unparse(part.value) for part in node.body if isinstance(part, ast.AnnAssign) and part.value]
+            own = "settings." if any(value.startswith("setting(") for value in values) else ""
         if isinstance(node, ast.Attribute):
-            reads.add(ast.unparse(node).removeprefix("self."))
-        if not isinstance(node, ast.JoinedStr):
-            nodes += ast.iter_child_nodes(node)
+            name = ast.unparse(node)
+            reads.add(own + name.removeprefix("self.") if name.startswith("self.") else name)
+        if not isinstance(node, ast.JoinedStr) and not (own and getattr(node, "name", "") == "__post_init__"):
+            nodes += [(child, own) for child in ast.iter_child_nodes(node)]
     return reads
+
+
+def test_reads_are_told_from_checks_and_messages():
+    source = """
+class Settings:
+    a: int = setting(1, "read")
+    b: int = setting(1, "checked, and told of")
+    def __post_init__(self): assert self.b
+    def words(self): return f"{self.b}" + self.a
+class Work:
+    def do(self): return self.sampling.c + config.data.d
+"""
+    found = attribute_reads(ast.parse(source))
+    assert {"settings.a", "sampling.c", "config.data.d"} <= found and "settings.b" not in found
 
 
 def test_every_setting_is_read_somewhere():
     """As `config.section.key`, as `config.key` or `settings.key` by a function that is given a section, or, for the
     network, all at once."""
-    files = [path for path in Path(ihdm.__file__).parent.rglob("*.py") if path.name != "config.py"]
+    files = [path for path in Path(ihdm.__file__).parent.rglob("*.py") if path.name not in ("config.py", "settings.py")]
     reads = {read for path in files for read in attribute_reads(ast.parse(path.read_text()))}
-    assert any("**vars(config.network)" in path.read_text() for path in files)
-    for name in setting_names():
-        section, key = name.split(".")
-        if section != "network":
+    for section in ("data", "trainer", "engine"):
+        for key in Config().tree()[section]:
+            name = f"{section}.{key}"
             assert {f"config.{name}", f"config.{key}", f"settings.{key}"} & reads, f"{name} is never read"
+    for kind in NETWORKS:
+        assert "**vars(settings)" in inspect.getsource(NETWORKS[kind].from_settings)
+
+
+@pytest.mark.parametrize("kind", list(PROCESSES))
+def test_every_setting_of_a_process_is_read_by_it(kind):
+    """In the files of its class and of those that it is made from, as `settings.key` and `sampling.key`."""
+    process = PROCESSES[kind]
+    files = {inspect.getfile(cls) for cls in process.__mro__ if cls.__module__.startswith("ihdm.")}
+    reads = {read for file in files for read in attribute_reads(ast.parse(Path(file).read_text()))}
+    for section, settings in (("settings", process.Settings()), ("sampling", process.Sampling())):
+        for key in vars(settings):
+            assert f"{section}.{key}" in reads, f"{section}.{key} of {kind} is never read"

@@ -67,7 +67,7 @@ def test_the_recorded_numbers_come_out(recorded, images, tmp_path, capsys):
         torch.testing.assert_close(process.blur(recorded["u_0"], levels), recorded["u_k"], atol=1e-5, rtol=0)
         output = network(recorded["u_k"][1:], levels[1:])
         torch.testing.assert_close(output, recorded["output"], atol=1e-5, rtol=1e-5)
-        loss = process.loss_at(network, recorded["u_0"], recorded["loss_levels"], recorded["loss_eps"])
+        loss = process.loss(network, recorded["u_0"], recorded["loss_levels"], recorded["loss_eps"])
         torch.testing.assert_close(loss, recorded["losses"], atol=1e-5, rtol=1e-5)
         found = sample(process, network, recorded["u_K"], lambda k: recorded["sample_eps"][K - int(k)])
         torch.testing.assert_close(found, recorded["sample"], atol=1e-5, rtol=1e-5)
@@ -79,7 +79,7 @@ def test_the_folder_says_where_it_comes_from(images, tmp_path, capsys):
     assert "network.blocks=1, network.resample=conv, network.groups=32" in told
     model = Model.from_pretrained(tmp_path / "model")
     assert (model.config.steps, model.config.origin, model.config.data) == (1234, "authors.pth", "images.npy")
-    assert len(model.prior) == 19 and model.sample(2).shape == (2, 1, 8, 8)
+    assert len(model.process.prior) == 19 and model.sample(2).shape == (2, 1, 8, 8)
     card = (tmp_path / "model" / "README.md").read_text()
     assert "converted by ihdm" in card and "`authors.pth`" in card and "`images.npy`" in card
     main(["info", str(tmp_path / "model")])
@@ -95,9 +95,13 @@ def test_a_folder_without_settings_that_came_later_is_read(images, tmp_path):
     del tree["network"]["groups"]
     (tmp_path / "config.json").write_text(json.dumps(tree))
     assert Model.from_pretrained(tmp_path).config.network.groups is None
-    del tree["network"]["blocks"]
+    del tree["network"]["blocks"]  # the default is another number, for which there are not enough weights
     (tmp_path / "config.json").write_text(json.dumps(tree))
-    with pytest.raises(IhdmError, match=r"network\.blocks is missing"):
+    with pytest.raises(IhdmError, match=r"model\.safetensors does not fit config\.json.* is missing"):
+        Model.from_pretrained(tmp_path)
+    del tree["network"]
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    with pytest.raises(IhdmError, match=r"config\.json is not the config of a model .*network"):
         Model.from_pretrained(tmp_path)
 
 
@@ -378,9 +382,7 @@ def test_every_configuration_of_theirs_fits_its_preset(preset, name, settings):
 
 
 def load_schedule(config) -> torch.Tensor:
-    from ihdm.building import build_schedule
-
-    return build_schedule(config.process, config.shape[1:]).sigma_B
+    return config.process.schedule(config.shape[1:]).sigma_B
 
 
 @beside
@@ -437,7 +439,7 @@ def test_a_network_of_theirs_computes_the_same(preset, name, settings, tmp_path)
         eps = torch.randn(u_0.shape)
         with authors.given_noise(eps):
             _, expected, levels = losses.get_inverse_heat_loss_fn(theirs, False, None, "cpu", blur)(network, u_0)
-        found = model.process.loss_at(model.network, u_0, levels, eps)
+        found = model.process.loss(model.network, u_0, levels, eps)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
         theirs.model.K = 3  # from level 3 down; there are a hundred and more

@@ -23,7 +23,7 @@ from ihdm.model_folder import ModelConfig
 
 SETTINGS = ["process.K=3", "process.skip=identity", "network.channels=4", "network.multipliers=1"]
 SMALL = Config().with_settings([*SETTINGS, "network.attention=none", "network.blocks=1"])
-MODEL = ModelConfig(SMALL.process, SMALL.network, (3, 6, 5))
+MODEL = ModelConfig.of(SMALL, (3, 6, 5))
 
 
 def load(source, **options):
@@ -422,9 +422,9 @@ def test_splits_of_archives_are_found_in_any_part_of_their_names(tmp_path, names
 
 
 def test_a_start_outside_of_the_memory_decodes_no_more_than_it_needs(folder, monkeypatch):
-    """However many images there are: of those in the prior each once."""
+    """However many images there are: of those in the prior each once, after once for the spectrum."""
     images = load_images(DataConfig(source=str(folder), holdout=0, memory="no"), lazy=True).train
-    whole = Model.from_images(MODEL, images).prior.coefficients
+    whole = Model.from_images(MODEL, images).process.prior.coefficients
     assert len(whole) == 10
     monkeypatch.setattr(model_module, "OUTSIDE_MOST", 3)
     decoded = []
@@ -432,5 +432,5 @@ def test_a_start_outside_of_the_memory_decodes_no_more_than_it_needs(folder, mon
         images.decoder.pictures, "read", lambda i: decoded.append(i) or type(pictures).read(pictures, i)
     )
     pictures = images.decoder.pictures
-    few = Model.from_images(MODEL, images).prior.coefficients
-    assert few.equal(whole[[0, 3, 6]]) and decoded == [0, 3, 6]
+    few = Model.from_images(MODEL, images).process.prior.coefficients
+    assert few.equal(whole[[0, 3, 6]]) and decoded == 2 * [0, 3, 6]

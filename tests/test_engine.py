@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import os
+import signal
+import time
+
 import pytest
 import torch
 
 from ihdm import engine
-from ihdm.engine import _PerImage, choose_device, choose_precision, inference, lowered
+from ihdm.engine import _PerImage, choose_device, choose_precision, inference, lowered, survives
 from ihdm.errors import UsageError
-from ihdm.network import UNet
+from ihdm.networks.unet import UNet
 
 CPU = torch.device("cpu")
 
@@ -16,10 +20,27 @@ CPU = torch.device("cpu")
     [(True, 28 * 28, torch.bfloat16), (True, 8 * 8, torch.float32), (False, 256 * 256, torch.float32)],
 )
 def test_a_cpu_uses_bf16_where_it_pays(monkeypatch, native, pixels, expected):
-    monkeypatch.setattr(engine, "_cpu_computes_in_bf16", lambda: native)
+    monkeypatch.setattr(engine, "_claims_bf16", lambda: native)
+    monkeypatch.setattr(engine, "_survives_bf16", lambda: True)
     assert choose_precision("auto", CPU, pixels) == expected
     assert choose_precision("float32", CPU, pixels) == torch.float32
     assert choose_precision("bf16", CPU, pixels) == torch.bfloat16
+
+
+def test_a_cpu_that_claims_bf16_and_kills_whoever_uses_it_does_without(monkeypatch):
+    monkeypatch.setattr(engine, "_claims_bf16", lambda: True)
+    monkeypatch.setattr(engine, "_survives_bf16", lambda: False)
+    assert choose_precision("auto", CPU, 28 * 28) == torch.float32
+    with pytest.raises(UsageError, match="take float32"):
+        choose_precision("bf16", CPU, 28 * 28)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system with fork")
+def test_what_kills_or_hangs_a_child_is_found_out(monkeypatch):
+    monkeypatch.setattr(engine, "PATIENCE", 0.3)
+    assert survives(lambda: torch.ones(64, 64) @ torch.ones(64, 64))
+    assert not survives(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    assert not survives(lambda: time.sleep(60))
 
 
 def test_a_device_that_is_not_there_is_refused():

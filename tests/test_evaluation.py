@@ -14,9 +14,10 @@ from ihdm import evaluation
 from ihdm.cli import main
 from ihdm.data import ImageSet
 from ihdm.errors import UsageError
-from ihdm.evaluation import quality
+from ihdm.evaluation import quality, tables
 from ihdm.evaluation.quality import check_images, check_metrics
-from ihdm.likelihood import gaussian_kl, gaussian_nll
+from ihdm.execution import Execution
+from ihdm.likelihood import ROUNDING, discrete_nll, gaussian_kl, gaussian_nll
 from ihdm.metrics import inception as inception_module
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
@@ -25,17 +26,27 @@ from ihdm.pixels import to_unit
 from ihdm.workers import Workers
 
 RATIOS = (1.0, 1.25)
+EXACT = ["exact", "exact, L_0 by frequency", "exact, L_0 discretised"]
 
 
 @pytest.fixture
 def model(tiny_config, tiny_images) -> Model:
     torch.manual_seed(0)
-    config = ModelConfig(tiny_config.process, tiny_config.network, tiny_images.shape, "blobs", 7)
-    model = Model.from_images(config, tiny_images.train).eval()
+    return disturbed(Model.from_images(ModelConfig.of(tiny_config, tiny_images.shape, "blobs"), tiny_images.train))
+
+
+@pytest.fixture
+def diffusion(tiny_config, tiny_images) -> Model:
+    torch.manual_seed(0)
+    config = tiny_config.with_settings(["process.kind=ddpm"])
+    return disturbed(Model.from_images(ModelConfig.of(config, tiny_images.shape, "blobs"), tiny_images.train))
+
+
+def disturbed(model: Model) -> Model:
     with torch.no_grad():
         for parameter in model.network.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
-    return model
+    return model.eval()
 
 
 @pytest.fixture(autouse=True)
@@ -49,50 +60,114 @@ def cache(tmp_path, monkeypatch):
 
 def test_the_bound_asks_the_process_with_each_images_own_noise(model, tiny_images):
     images = tiny_images.held_out
-    found = evaluation.likelihood(model, images, RATIOS, seed=5, batch_size=3)
-    u_0, numbers = to_unit(images), torch.arange(len(images))
-    noise = SeededNoise(5, numbers, model.config.shape)
-    with torch.no_grad():
-        errors = [
-            model.process.loss_at(model.network, u_0, torch.full((len(images),), k), noise(k)) for k in range(1, 11)
-        ]
+    found = evaluation.likelihood(model, images, delta_ratio=RATIOS, seed=5, execution=Execution(batch_size=3))
+    errors = all_errors(model, images, seed=5)
     assert found.images == 8 and found.levels == 10
-    for bound, by_level, ratio in zip(found.bounds, found.by_level, RATIOS):
+    assert [bound.row.delta_ratio for bound in found.bounds] == [*RATIOS, None, None, None]
+    for bound, by_level, ratio in zip(found.bounds, found.by_level.T, RATIOS):
         sigma, delta = model.process.sigma, ratio * model.process.sigma
-        terms = [gaussian_nll(errors[0], 64, delta), *(gaussian_kl(e, 64, sigma, delta) for e in errors[1:])]
+        squared = errors.square().flatten(2).sum(2)
+        terms = [gaussian_nll(squared[0], 64, delta), *(gaussian_kl(e, 64, sigma, delta) for e in squared[1:])]
         torch.testing.assert_close(by_level, torch.stack(terms).double().mean(1), rtol=1e-4, atol=1e-2)
         total = by_level.sum() + bound.L_K.mean()
         assert float(bound.total.mean()) == pytest.approx(float(total), rel=1e-5)
-        alone = evaluation.likelihood(model, images, [ratio], seed=5).bounds[0].total
+        alone = evaluation.likelihood(model, images, delta_ratio=[ratio], seed=5).bounds[0].total
         torch.testing.assert_close(bound.total, alone, rtol=1e-5, atol=0)
-    assert not torch.allclose(bound.total, evaluation.likelihood(model, images, [ratio], seed=6).bounds[0].total)
+    other = evaluation.likelihood(model, images, delta_ratio=[ratio], seed=6).bounds[0].total
+    assert not torch.allclose(bound.total, other)
+    usual = evaluation.likelihood(model, images, seed=5)
+    assert [bound.row.delta_ratio for bound in usual.bounds] == [1.25, None, None, None]  # the model's own
+
+
+def test_the_exact_bounds_are_made_of_the_same_errors(model, tiny_images):
+    """Each term from its formula, with the variances fitted to the training images that were given."""
+    images, process = tiny_images.held_out, model.process
+    found = evaluation.likelihood(model, images, tiny_images.train, delta_ratio=[1.0], seed=5)
+    paper, *exact = found.bounds
+    assert [bound.row.name for bound in exact] == EXACT
+    basis, t, sigma = process.laplacian, process.schedule.t, process.sigma
+    errors = torch.stack([basis.to_spectrum(e.double()) for e in all_errors(model, images, seed=5)])
+    learned = basis.to_spectrum(all_errors(model, tiny_images.train, seed=5)[0].double())
+    variance = learned.square().mean(0).clamp_min(ROUNDING**2)  # of grey images there is one colour axis
+
+    levels = torch.arange(1, 11)
+    a = torch.exp((t[levels] - t[levels - 1])[:, None, None] * basis.eigenvalues)[:, None, None]
+    chain = ((1 - a.square()) * errors.square() / (2 * sigma**2)).flatten(2).sum(2)[1:]
+    for bound, by_level in zip(exact, found.by_level.T[1:]):
+        torch.testing.assert_close(bound.chain, chain.sum(0), rtol=1e-4, atol=0)
+        torch.testing.assert_close(by_level[1:], chain.mean(1), rtol=1e-4, atol=0)
+        torch.testing.assert_close(bound.L_K, paper.L_K)  # delta = sigma
+        assert float(by_level.sum() + bound.L_K.mean()) == pytest.approx(float(bound.total.mean()), rel=1e-5)
+    density, by_frequency, discrete = (bound.L_0 for bound in exact)
+    squared = errors[0].square().flatten(1).sum(1)
+    torch.testing.assert_close(density, gaussian_nll(squared, 64, float(variance.mean().sqrt())), rtol=1e-4, atol=0)
+    expected = (errors[0].square() / variance + (2 * torch.pi * variance).log()).flatten(1).sum(1) / 2
+    torch.testing.assert_close(by_frequency, expected, rtol=1e-4, atol=1e-3)
+    u_0 = to_unit(images).double()
+    mean = u_0 + basis.from_spectrum(errors[0])
+    spreads = float(variance.mean().sqrt()) * torch.logspace(-3, 3, 200, base=2, dtype=torch.float64)
+    best = min(float(discrete_nll(u_0, mean, spread).flatten(1).sum(1).mean()) for spread in spreads)
+    assert best - 1e-2 <= float(discrete.mean()) < best + 0.05 * abs(best)  # a spread that suits training images
+
+
+def test_the_last_step_is_fitted_to_the_images_that_are_given_for_it(model, tiny_images):
+    """Of all spreads that of the images themselves explains them best; the paper's bound has none to fit."""
+    images = tiny_images.held_out
+    own, others = (evaluation.likelihood(model, images, some) for some in (None, tiny_images.train))
+    assert torch.equal(own.bounds[0].total, others.bounds[0].total)
+    for one, other in list(zip(own.bounds, others.bounds))[1:]:
+        assert float(one.L_0.mean()) < float(other.L_0.mean()) and torch.equal(one.chain, other.chain)
+
+
+def all_errors(model, images, seed):
+    """mu(u_k, k) - F(t_{k-1}) u_0 at every level k = 1..10, (levels, images, C, H, W)."""
+    u_0, noise = to_unit(images), SeededNoise(seed, torch.arange(len(images)), model.config.shape)
+    with torch.no_grad():
+        levels = (torch.full((len(images),), k) for k in range(1, 11))
+        return torch.stack([model.process.errors(model.network, u_0, k, noise(int(k[0]))) for k in levels])
 
 
 def test_drawn_levels_are_some_of_all(model, tiny_images):
-    full = evaluation.likelihood(model, tiny_images.train, RATIOS)
-    some = evaluation.likelihood(model, tiny_images.train, RATIOS, levels=4)
+    full = evaluation.likelihood(model, tiny_images.train, delta_ratio=RATIOS)
+    some = evaluation.likelihood(model, tiny_images.train, delta_ratio=RATIOS, levels=4)
     assert some.levels == 4
-    torch.testing.assert_close(some.bounds[0].L_0, full.bounds[0].L_0)
-    torch.testing.assert_close(some.bounds[0].L_K, full.bounds[0].L_K)
-    one = evaluation.likelihood(model, tiny_images.train[:1], RATIOS, levels=2)
-    drawn = (~one.by_level[0].isnan()).nonzero().flatten()
+    for few, all_of_them in zip(some.bounds, full.bounds):
+        torch.testing.assert_close(few.L_0, all_of_them.L_0)
+        torch.testing.assert_close(few.L_K, all_of_them.L_K)
+    one = evaluation.likelihood(model, tiny_images.train[:1], delta_ratio=RATIOS, levels=2)
+    drawn = (~one.by_level[:, 0].isnan()).nonzero().flatten()
     assert len(drawn) == 2 and drawn[0] == 0
-    whole = evaluation.likelihood(model, tiny_images.train[:1], RATIOS)
-    torch.testing.assert_close(one.by_level[0][drawn], whole.by_level[0][drawn], rtol=1e-4, atol=0)
-    assert json.loads(json.dumps(one.tree(), allow_nan=False))["bounds"][0]["mean_by_level"].count(None) == 8
+    whole = evaluation.likelihood(model, tiny_images.train[:1], delta_ratio=RATIOS)
+    torch.testing.assert_close(one.by_level[drawn], whole.by_level[drawn], rtol=1e-4, atol=0)
+    branches = json.loads(json.dumps(one.tree(), allow_nan=False))["bounds"]
+    assert [branch["mean_by_level"].count(None) for branch in branches] == [8] * 5
 
 
-@pytest.mark.parametrize("ratios", [[], [0.0], [1.0, -1.0], [float("inf")]])
+@pytest.mark.parametrize("ratios", [[], [0.0], [1.0, -1.0], [float("inf")], [float("nan")]])
 def test_noise_without_a_density_is_refused(model, tiny_images, ratios):
     with pytest.raises(UsageError, match="delta ratios go"):
-        evaluation.likelihood(model, tiny_images.held_out, ratios)
+        evaluation.likelihood(model, tiny_images.held_out, delta_ratio=ratios)
 
 
 def test_a_model_without_noise_has_no_likelihood(tiny_config, tiny_images):
-    process = tiny_config.with_settings(["process.sigma=0", "process.skip=identity"]).process
-    model = Model.from_images(ModelConfig(process, tiny_config.network, tiny_images.shape), tiny_images.train)
+    config = tiny_config.with_settings(["process.sigma=0", "process.skip=identity"])
+    model = Model.from_images(ModelConfig.of(config, tiny_images.shape), tiny_images.train)
     with pytest.raises(UsageError, match="no likelihood"):
-        evaluation.likelihood(model, tiny_images.held_out, [1.0])
+        evaluation.likelihood(model, tiny_images.held_out, delta_ratio=[1.0])
+
+
+def test_a_filter_that_is_not_diagonal_has_the_papers_bound_alone(tiny_config, tiny_images):
+    config = tiny_config.with_settings(["process.blur=gaussian", "process.skip=identity"])
+    model = Model.from_images(ModelConfig.of(config, tiny_images.shape), tiny_images.train).eval()
+    found = evaluation.likelihood(model, tiny_images.held_out, delta_ratio=RATIOS)
+    assert [bound.row.delta_ratio for bound in found.bounds] == list(RATIOS)
+
+
+def test_diffusion_has_one_bound_and_no_delta(diffusion, tiny_images):
+    found = evaluation.likelihood(diffusion, tiny_images.held_out)
+    assert [bound.row.delta_ratio for bound in found.bounds] == [None] and bool(found.bounds[0].total.isfinite().all())
+    with pytest.raises(UsageError, match="denoising diffusion is of the posterior's noise, without delta_ratio"):
+        evaluation.likelihood(diffusion, tiny_images.held_out, delta_ratio=RATIOS)
 
 
 # The quality of samples
@@ -116,7 +191,7 @@ class Projection(nn.Module):
 
 def test_samples_are_measured_in_every_way(model, tiny_images, tmp_path):
     inception = Projection(64)
-    found = evaluation.evaluate(model, tiny_images, inception, 12, figures=tmp_path, batch_size=5)
+    found = evaluation.evaluate(model, tiny_images, inception, 12, figures=tmp_path, execution=Execution(batch_size=5))
     assert found.fid > 0 and len(found.kid) == 2 and found.spectral_distance > 0
     assert set(found.memorisation) == {"pixels", "inception"}
     assert (found.samples, found.seed, found.convention) == (12, 0, "clean")
@@ -181,23 +256,34 @@ def test_every_option_of_sampling_and_comparing_matters(model, tiny_images):
     inception = Projection(64)
     common = {"n": 12, "metrics": ["fid", "kid"]}
     usual = evaluation.evaluate(model, tiny_images, inception, **common)
-    for other in ({"seed": 1}, {"split": "test"}, {"delta_ratio": 3.0}):
+    exact = {"sampler": "exact", "eta": 0.0}
+    for other in ({"seed": 1}, {"split": "test"}, {"delta_ratio": 3.0}, exact, exact | {"steps": 3}):
         found = evaluation.evaluate(model, tiny_images, inception, **common, **other)
         assert found.fid != pytest.approx(usual.fid, rel=1e-3)
+    with pytest.raises(UsageError, match=r"'sampling\.steeps'; did you mean 'sampling\.steps'"):
+        evaluation.evaluate(model, tiny_images, inception, **common, steeps=3)
 
 
 def test_table_and_json_say_which_term_is_which(model, tiny_images):
-    found = evaluation.likelihood(model, tiny_images.held_out, [1.25, 1.0])
-    assert [round(bound.delta / found.sigma, 2) for bound in found.bounds] == [1.0, 1.25]  # in order
-    tree, lines = found.tree(), found.table().splitlines()
-    for bound, branch, line in zip(found.bounds, tree["bounds"], lines[3:]):
+    found = evaluation.likelihood(model, tiny_images.held_out, delta_ratio=[1.25, 1.0])
+    assert [bound.row.delta_ratio for bound in found.bounds] == [1.0, 1.25, None, None, None]  # in order
+    names = ["paper, delta/sigma 1", "paper, delta/sigma 1.25", *EXACT]
+    tree, lines = found.tree(), tables.likelihood(found).splitlines()
+    assert [branch["bound"] for branch in tree["bounds"]] == names
+    assert [branch["delta_ratio"] for branch in tree["bounds"]] == [1.0, 1.25, None, None, None]
+    assert not lines[8]  # no more rows than bounds
+    for name, bound, branch, line in zip(names, found.bounds, tree["bounds"], lines[3:8], strict=True):
         terms = {"L_K": bound.L_K, "L_1..L_(K-1)": bound.chain, "L_0": bound.L_0, "total": bound.total}
-        cells = [float(cell.replace(",", "")) for cell in line.replace("+-", "").split()]
-        for i, (name, values) in enumerate(terms.items()):
-            assert branch[name]["mean"] == pytest.approx(float(values.mean()))
-            assert cells[1 + 2 * i] == pytest.approx(float(values.mean()), abs=0.06)
-            assert cells[2 + 2 * i] == pytest.approx(float(values.std() / 8**0.5), abs=0.06)
-    assert "+-" not in evaluation.likelihood(model, tiny_images.held_out[:1], [1.0]).table().splitlines()[3]
+        bits = bound.total / (64 * np.log(2)) + 8
+        width = len("exact, L_0 by frequency")
+        assert line[:width].strip() == name
+        cells = [float(cell.replace(",", "")) for cell in line[width:].replace("+-", "").split()]
+        for i, (term, values) in enumerate((terms | {"bits_per_dimension": bits}).items()):
+            assert branch[term]["mean"] == pytest.approx(float(values.mean()))
+            assert cells[2 * i] == pytest.approx(float(values.mean()), abs=0.06)
+            assert cells[1 + 2 * i] == pytest.approx(float(values.std() / 8**0.5), abs=0.06)
+    one = evaluation.likelihood(model, tiny_images.held_out[:1], delta_ratio=[1.0])
+    assert not any("+-" in line for line in tables.likelihood(one).splitlines()[3:])
 
 
 def test_only_what_is_asked_for_is_measured(model, tiny_images):
@@ -251,10 +337,11 @@ class TinyInception(nn.Module):
 
 
 @pytest.fixture
-def files(model, tiny_images, tmp_path, monkeypatch):
-    """A folder with a model, its images and a stand-in for Inception."""
+def files(model, diffusion, tiny_images, tmp_path, monkeypatch):
+    """A folder with a model, another of diffusion, their images and a stand-in for Inception."""
     monkeypatch.chdir(tmp_path)
     model.save_pretrained("model")
+    diffusion.save_pretrained("diffusion")
     np.savez("images.npz", train=tiny_images.train.numpy()[:, 0], test=tiny_images.held_out.numpy()[:, 0])
     torch.jit.save(torch.jit.script(TinyInception()), "inception.pt")
     monkeypatch.setattr(inception_module, "_checked", lambda path: path)
@@ -268,8 +355,12 @@ def test_likelihood_of_digits(files, capsys):
     main([*words, "--n", "20", "--json", "out/l.json", "--figures", "out"])
     text = capsys.readouterr().out
     assert "20 images of 64 dimensions" in text and "1.05" in text and "bits/dim" in text
+    rows = [line for line in text.splitlines() if line.startswith(("paper, ", "exact"))]
+    names = [f"paper, delta/sigma {ratio}" for ratio in ("1", "1.05", "1.25")] + EXACT
+    assert len(rows) == 6 and all(row.startswith(f"{name} ") for row, name in zip(rows, names))
     tree = json.loads((files / "out" / "l.json").read_text())
-    assert [round(bound["delta_ratio"], 2) for bound in tree["bounds"]] == [1.0, 1.05, 1.25]
+    assert [bound["delta_ratio"] for bound in tree["bounds"]] == [1.0, 1.05, 1.25, None, None, None]
+    assert [bound["bound"] for bound in tree["bounds"]] == names
     assert len(tree["bounds"][0]["total_per_image"]) == 20 and tree["split"] == "test"
     assert (files / "out" / "likelihood.png").stat().st_size > 1000
 
@@ -294,6 +385,32 @@ def test_evaluate_on_digits(files, capsys):
     assert "biased upwards" in captured.err
     tree = json.loads((files / "e.json").read_text())
     assert tree["samples"] == 16 and tree["fid"] > 0 and tree["convention"] == "clean"
+    assert tree["sampling"] in captured.out and tree["sampling"] == "the paper's 10 steps, delta 0.0125"
+
+
+def test_likelihood_and_samples_of_a_diffusion_model(files, capsys):
+    main(["likelihood", "diffusion", "--data", "images.npz", "--json", "l.json"])
+    assert "the posterior's variance" in capsys.readouterr().out
+    (bound,) = json.loads((files / "l.json").read_text())["bounds"]
+    assert (bound["bound"], bound["delta_ratio"]) == ("the posterior's variance", None)
+    words = ["evaluate", "diffusion", "--data", "images.npz", "--metrics", "spectrum", "--n", "4"]
+    main([*words, "--eta", "0", "--steps", "5"])
+    assert "5 steps, eta 0: 4 samples" in capsys.readouterr().out
+
+
+def test_samples_are_measured_as_they_are_asked_for(files, capsys):
+    words = ["evaluate", "model", "--data", "images.npz", "--metrics", "spectrum", "--n", "4", "--json", "e.json"]
+    found = []
+    for more in ([], ["--delta-ratio", "2"], ["--sampler", "exact", "--steps", "3", "--eta", "0", "--order", "1"]):
+        main([*words, *more])
+        found.append(json.loads((files / "e.json").read_text()))
+        assert f"model, {found[-1]['sampling']}: 4 samples" in capsys.readouterr().out
+    assert [tree["sampling"] for tree in found] == [
+        "the paper's 10 steps, delta 0.0125",
+        "the paper's 10 steps, delta 0.02",
+        "3 exact steps, eta 0",
+    ]
+    assert len({tree["spectral_distance"] for tree in found}) == 3
 
 
 @pytest.mark.parametrize(
@@ -313,7 +430,16 @@ def test_evaluate_on_digits(files, capsys):
             1,
             "no Inception network",
         ),
-        (["evaluate", "model", "--data", "images.npz", "--delta-ratio", "-1"], 2, "--delta-ratio"),
+        (["evaluate", "model", "--data", "images.npz", "--delta-ratio", "-1"], 2, "delta_ratio must be at least 0"),
+        (["evaluate", "model", "--data", "images.npz", "--delta-ratio", "nan"], 2, "must be a finite number"),
+        (["evaluate", "model", "--data", "images.npz", "--steps", "3"], 2, "for 3 take exact ones (--sampler exact"),
+        (["evaluate", "model", "--data", "images.npz", "--eta", "0"], 2, "eta is for the sampler 'exact'"),
+        (
+            ["evaluate", "diffusion", "--data", "images.npz", "--delta-ratio", "1"],
+            2,
+            "sampling by denoising diffusion has: steps, eta, order, clip",
+        ),
+        (["likelihood", "diffusion", "--data", "images.npz", "--delta-ratio", "1"], 2, "without delta_ratio"),
     ],
 )
 def test_wrong_words_are_refused(files, words, code, message, capsys):

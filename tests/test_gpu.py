@@ -13,15 +13,17 @@ from ihdm import checkpoint, evaluation
 from ihdm.config import DataConfig
 from ihdm.data import load_images
 from ihdm.engine import inference, placed, recorded
+from ihdm.execution import Execution
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.noise import BranchingNoise, SeededNoise
 from ihdm.pixels import to_unit
-from ihdm.sampler import last, reverse_step
+from ihdm.sampler import chain, last, reverse_step, sample
 from ihdm.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 GPU = torch.device("cuda")
+PLAIN = Execution(compiled=False)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +64,7 @@ def trained(config, images, run, *settings) -> tuple[Trainer, list[float], list[
 
 
 def weights(trainer: Trainer) -> list[torch.Tensor]:
-    return [*trainer.state.network.parameters(), *trainer.average.parameters()]
+    return [*trainer.training.state.network.parameters(), *trainer.training.average.parameters()]
 
 
 @pytest.mark.parametrize("dropout", [0, 0.3])
@@ -99,8 +101,10 @@ def test_batches_in_parts_and_checkpointing_with_kernels(config, tiny_images, tm
 def test_training_again_after_stopping_goes_on_with_the_recording(config, tiny_images, tmp_path):
     whole = Trainer(config, tiny_images, tmp_path / "whole")
     whole.train()
-    trainer = Trainer(config.with_settings(["trainer.steps=4"]), tiny_images, tmp_path / "part")
+    trainer = Trainer(config, tiny_images, tmp_path / "part")
+    trainer.config = config.with_settings(["trainer.steps=4"])  # where to stop, and nothing else
     trainer.train()
+    assert trainer.step == 4
     trainer.config = config
     trainer.train()
     for found, expected in zip(weights(trainer), weights(whole)):
@@ -127,12 +131,22 @@ def precision(request):
 @pytest.fixture
 def model(tiny_config, tiny_images) -> Model:
     torch.manual_seed(0)
-    config = tiny_config.with_settings(["network.channels=32"])
-    model = Model.from_images(ModelConfig(config.process, config.network, tiny_images.shape), tiny_images.train)
+    return on_gpu(tiny_config.with_settings(["network.channels=32"]), tiny_images)
+
+
+def on_gpu(config, images) -> Model:
+    """A model with random weights."""
+    model = Model.from_images(ModelConfig.of(config, images.shape), images.train)
     with torch.no_grad():
         for parameter in model.network.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.1)
     return placed(model.eval(), GPU)
+
+
+@pytest.fixture
+def baseline(tiny_config, tiny_images) -> Model:
+    torch.manual_seed(0)
+    return on_gpu(tiny_config.with_settings(["process.kind=ddpm", "network.channels=32"]), tiny_images)
 
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.03}  # of what the network contributes
@@ -149,16 +163,16 @@ def test_a_recorded_step_is_the_step_of_the_plain_network(model, precision):
     u = torch.rand(6, *model.config.shape, device=GPU)
     with torch.no_grad():
         for k in (9, 7, 5, 3, 1):
-            level = torch.full((), k, device=GPU)
-            found, expected, without = replayed(u, level), plain(u, level), nothing(u, level)
+            levels = [torch.full((), level, device=GPU) for level in (k, k - 1, min(k + 1, 10))]
+            found, expected, without = (step(u, *levels, None) for step in (replayed, plain, nothing))
             assert (found - expected).norm() < TOLERANCE[precision] * (expected - without).norm()
 
 
 def test_samples_on_a_gpu_are_those_on_a_cpu_and_do_not_depend_on_the_batch(model, precision):
-    images = model.sample(7, seed=3, precision=precision)
+    images = model.sample(7, seed=3, execution=Execution(precision))
     others = [
-        model.sample(7, seed=3, batch_size=3, precision=precision),
-        model.sample(7, seed=3, precision=precision, compiled=False),
+        model.sample(7, seed=3, execution=Execution(precision, batch_size=3)),
+        model.sample(7, seed=3, execution=Execution(precision, compiled=False)),
         placed(model, torch.device("cpu")).sample(7, seed=3),
     ]
     for other in others:
@@ -168,38 +182,94 @@ def test_samples_on_a_gpu_are_those_on_a_cpu_and_do_not_depend_on_the_batch(mode
 def test_the_batch_is_limited_by_memory(model, monkeypatch):
     from ihdm import memory
 
-    needed = model._needed(torch.bfloat16, fused=True)
+    runner = model.runner(Execution(torch.bfloat16))
+    needed = runner._needed()
     monkeypatch.setattr(memory, "free_bytes", lambda device: (needed(10) + 1) / memory.SHARE)
-    assert model.batch_size(1000, torch.bfloat16) == 10
+    assert runner.size(1000) == 10
 
 
 def test_the_bound_on_a_gpu_is_that_on_a_cpu(model, tiny_images, precision):
     images = tiny_images.train[:20]
-    found = evaluation.likelihood(model, images, [1.25], batch_size=6, precision=precision).bounds[0]
-    expected = evaluation.likelihood(placed(model, torch.device("cpu")), images, [1.25]).bounds[0]
-    torch.testing.assert_close(found.L_K, expected.L_K, rtol=1e-5, atol=0)
-    for name in ("L_0", "chain"):
-        torch.testing.assert_close(
-            getattr(found, name), getattr(expected, name), rtol=1e-3 if precision == torch.float32 else 0.1, atol=0
-        )
+    execution, tolerance = Execution(precision, batch_size=6), 1e-3 if precision == torch.float32 else 0.1
+    found = evaluation.likelihood(model, images, execution=execution, delta_ratio=[1.25]).bounds
+    expected = evaluation.likelihood(placed(model, torch.device("cpu")), images, delta_ratio=[1.25]).bounds
+    assert [bound.row for bound in found] == [bound.row for bound in expected] and len(found) == 4
+    for one, other in zip(found, expected):  # the paper's, and those of exact steps
+        torch.testing.assert_close(one.L_K, other.L_K, rtol=1e-5, atol=0)
+        torch.testing.assert_close(one.chain, other.chain, rtol=tolerance, atol=0)
+        torch.testing.assert_close(one.L_0, other.L_0, rtol=tolerance, atol=0)
 
 
-def test_other_noise_and_the_baseline_are_recorded_too(model, tiny_config, tiny_images):
+def test_other_noise_and_the_baseline_are_recorded_too(model, baseline, tiny_images):
     noise = BranchingNoise(0, torch.tensor([7, 3], device=GPU), model.config.shape)
     u_K = model.start(torch.zeros(4, dtype=torch.long, device=GPU))
-    found, expected = (last(model.path(u_K, noise, compiled=compiled)) for compiled in (True, False))
+    found, expected = (last(model.path(u_K, noise, execution=execution)) for execution in (Execution(), PLAIN))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)
-    config = tiny_config.with_settings(["process.kind=ddpm", "process.delta_ratio=1", "network.channels=32"])
-    baseline = Model.from_images(ModelConfig(config.process, config.network, tiny_images.shape), tiny_images.train)
-    baseline = placed(baseline.eval(), GPU)
-    images = [baseline.sample(5, compiled=compiled) for compiled in (True, False)]
+    images = [baseline.sample(5, execution=execution) for execution in (Execution(), PLAIN)]
     torch.testing.assert_close(*images, rtol=0, atol=1e-3)
-    bounds = [evaluation.likelihood(baseline, tiny_images.train, [1.0], compiled=c).bounds[0] for c in (True, False)]
+    bounds = [evaluation.likelihood(baseline, tiny_images.train, execution=e).bounds[0] for e in (Execution(), PLAIN)]
     torch.testing.assert_close(bounds[0].total, bounds[1].total, rtol=1e-3, atol=0)
 
 
+@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("name", "sampling"), [("model", {"sampler": "exact"}), ("baseline", {})])
+def test_recorded_exact_steps_are_the_plain_ones(request, name, sampling, eta):
+    """Of second order, which take the prediction of the step before along, and fewer than there are levels."""
+    one, options = request.getfixturevalue(name), {**sampling, "order": 2, "eta": eta, "steps": 6}
+    process = one.process.with_sampling(**options)
+    assert process.remembers and len(process.levels()) == 7 < one.process.K + 1
+    found, plain = (one.sample(7, seed=3, execution=e, **options) for e in (Execution(batch_size=3), PLAIN))
+    torch.testing.assert_close(found, plain, rtol=0, atol=1e-3)
+    paths = [dict(one.trajectory(4, execution=e, **options)) for e in (Execution(), PLAIN)]
+    assert list(paths[0]) == list(paths[1]) == process.levels()
+    for k, state in paths[0].items():  # also of the steps that run before the recording, and the first after it
+        torch.testing.assert_close(state, paths[1][k], rtol=0, atol=1e-3)
+    first_order = one.sample(7, seed=3, execution=PLAIN, **{**options, "order": 1})
+    assert not torch.allclose(first_order, plain, atol=1e-3)  # else nothing was compared
+    on_cpu = placed(one, torch.device("cpu")).sample(7, seed=3, **options)
+    torch.testing.assert_close(found, on_cpu, rtol=0, atol=2e-3)
+
+
+class Told(torch.nn.Module):
+    """A network that is told of each image what it should be."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = torch.nn.Conv2d(1, 1, 3, padding=1)
+
+    def forward(self, u, k, condition=None):
+        assert condition is not None
+        return self.mix(u) * 0.01 + condition.to(u.dtype)[:, :, None, None] * k.to(u.dtype).view(-1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(("name", "scale"), [("model", 2.0), ("baseline", 0.02)])
+def test_a_condition_arrives_through_recorded_steps(request, name, scale, precision):
+    """In every replay its own, for a network that is no U-Net and has no kernels."""
+    one = request.getfixturevalue(name)
+    torch.manual_seed(0)
+    model = Model(one.config, one.process, Told().to(GPU).eval())
+    condition = torch.linspace(-scale, scale, 7)[:, None]  # for 7 images, in batches of 3, 3 and 1
+    options = {"seed": 3, "condition": condition}
+    found = model.sample(7, execution=Execution(precision, batch_size=3), **options)
+    plain = model.sample(7, execution=Execution(precision, compiled=False), **options)
+    tolerance = 1e-4 if precision == torch.float32 else 0.03
+    torch.testing.assert_close(found, plain, rtol=0, atol=tolerance)
+    other = model.sample(7, seed=3, condition=-condition, execution=Execution(precision, compiled=False))
+    assert (other - plain).abs().amax((1, 2, 3))[[0, 1, 5, 6]].min() > 0.05  # it does matter
+
+    numbers = torch.arange(3, device=GPU)
+    noise, process = SeededNoise(0, numbers, model.config.shape), model.process
+    network = inference(model.network, precision)
+    replayed = recorded(reverse_step(process, network, noise), GPU)
+    u_K = model.start(numbers)
+    for rows in (condition[:3], condition[3:6], condition[4:]):  # one recording serves all
+        told = rows.to(GPU)
+        one_way = last(chain(process, replayed, u_K, process.levels(), told))
+        torch.testing.assert_close(one_way, sample(process, network, u_K, noise, told), rtol=0, atol=tolerance)
+
+
 def test_the_baseline_trains_recorded_as_plain(config, tiny_images, tmp_path):
-    settings = ["process.kind=ddpm", "process.delta_ratio=1", "engine.precision=float32", "network.dropout=0"]
+    settings = ["process.kind=ddpm", "engine.precision=float32", "network.dropout=0"]
     _, *facts = trained(config, tiny_images, tmp_path / "plain", *settings, "engine.compile=false")
     _, *replayed = trained(config, tiny_images, tmp_path / "recorded", *settings)
     torch.testing.assert_close(torch.tensor(replayed), torch.tensor(facts), rtol=1e-3, atol=1e-5)
@@ -210,7 +280,7 @@ def test_restoring_is_recorded_too(model, tiny_images, consistent):
     """Whether the steps are recorded or not, and on the GPU as on the CPU, from a level in between."""
     blurred = model.process.laplacian.dissipate(to_unit(tiny_images.train[:1]), 1.0)[0]
     options = {"n": 5, "blur_width": 1.4, "consistent": consistent}
-    found, plain = (model.restore(blurred, compiled=compiled, **options).images.cpu() for compiled in (True, False))
+    found, plain = (model.restore(blurred, execution=e, **options).images.cpu() for e in (Execution(), PLAIN))
     torch.testing.assert_close(found, plain, rtol=0, atol=2e-3)
     on_cpu = placed(model, torch.device("cpu")).restore(blurred, **options).images
     torch.testing.assert_close(found, on_cpu, rtol=0, atol=2e-3)

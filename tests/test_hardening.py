@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ihdm.config import Config, DataConfig, load_config, setting_names
+from ihdm.config import Config, DataConfig, load_config, setting_rows
 from ihdm.data import load_images
 from ihdm.errors import IhdmError
 from ihdm.model import Model
@@ -177,7 +177,10 @@ def test_pickled_objects_are_never_loaded(tmp_path, monkeypatch):
 
 @pytest.mark.accident("damaged files", "any text as a setting; taken, or refused in words")
 @QUICK
-@given(name=st.sampled_from(sorted(setting_names())) | st.text(), value=st.text() | st.integers().map(str))
+@given(
+    name=st.sampled_from(sorted({name for name, _ in setting_rows()})) | st.text(),
+    value=st.text() | st.integers().map(str),
+)
 def test_any_setting_is_taken_or_refused(name, value):
     with contextlib.suppress(IhdmError):
         Config().with_settings([f"{name}={value}"])
@@ -200,7 +203,7 @@ def folder(tmp_path_factory):
     )
     path = tmp_path_factory.mktemp("model") / "model"
     images = torch.zeros(3, 1, 4, 4, dtype=torch.uint8)
-    Model.from_images(ModelConfig(config.process, config.network, (1, 4, 4)), images).save_pretrained(path)
+    Model.from_images(ModelConfig.of(config, (1, 4, 4)), images).save_pretrained(path)
     return path
 
 
@@ -224,7 +227,7 @@ def test_changed_model_folders_are_read_or_refused(data, folder):
 
 @pytest.mark.accident("damaged files", "any JSON in a model's config; read, or refused in words")
 @QUICK
-@given(tree=JSON, key=st.sampled_from(["process", "network", "shape", "data", "steps"]))
+@given(tree=JSON, key=st.sampled_from(["process", "sampling", "network", "shape", "data", "steps", "origin"]))
 def test_any_json_is_a_config_or_refused(tree, key, folder):
     original = (folder / "config.json").read_text()
     changed = json.loads(original) | {key: tree}

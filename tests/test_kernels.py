@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from ihdm import kernels
-from ihdm.network import UNet
+from ihdm.networks.unet import UNet
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [  # widths of the parts, groups, height and width

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from ihdm import memory
-from ihdm.building import build_network
 from ihdm.config import load_config
 from ihdm.errors import IhdmError
 from ihdm.model_folder import ModelConfig
-from ihdm.network import UNet
+from ihdm.networks import build_network
+from ihdm.networks.unet import UNet
 
 
 def test_peak_memory_counts_what_is_alive_at_once():
@@ -36,7 +36,7 @@ def test_the_largest_batch_that_fits():
 
 def test_the_batch_that_fits_a_real_network():
     config = load_config("cifar10-small")
-    build = partial(build_network, ModelConfig(config.process, config.network, (3, 32, 32)))
+    build = partial(build_network, ModelConfig.of(config, (3, 32, 32)))
     for count in (memory.to_sample, memory.to_train):
         needed = partial(count, build, (3, 32, 32), precision=torch.bfloat16)
         assert memory.largest_batch(needed, 512, free=(needed(100) + 1) / memory.SHARE) == 100

@@ -1,28 +1,32 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ihdm import model as model_module
+from ihdm import execution as execution_module
+from ihdm.config import Config
 from ihdm.errors import IhdmError, UsageError
+from ihdm.execution import Execution
 from ihdm.heat import GaussianFilter
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.noise import SeededNoise
 from ihdm.pixels import to_unit
 from ihdm.processes import LinearSkip
+from ihdm.trainer import Trainer
+
+EARLIER = Path(__file__).parent / "recorded" / "0.1.0"
 
 
 @pytest.fixture(params=["linear", "identity"])
 def model(request, tiny_config, tiny_images) -> Model:
     config = tiny_config.with_settings([f"process.skip={request.param}"])
     torch.manual_seed(0)
-    model = Model.from_images(
-        ModelConfig(config.process, config.network, tiny_images.shape, "blobs"), tiny_images.train
-    )
+    model = Model.from_images(ModelConfig.of(config, tiny_images.shape, "blobs"), tiny_images.train)
     with torch.no_grad():
         for parameter in model.network.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)
@@ -44,23 +48,25 @@ def test_samples_are_images_in_the_unit_range(model):
 
 def test_image_i_does_not_depend_on_the_batch(model):
     whole = model.sample(7, seed=3)
-    torch.testing.assert_close(model.sample(7, seed=3, batch_size=2), whole, atol=1e-5, rtol=0)
+    torch.testing.assert_close(model.sample(7, seed=3, execution=Execution(batch_size=2)), whole, atol=1e-5, rtol=0)
     torch.testing.assert_close(model.sample(3, seed=3), whole[:3], atol=1e-5, rtol=0)
     assert not torch.allclose(model.sample(3, seed=4), whole[:3], atol=1e-2)
 
 
 def test_batches_are_the_samples_in_8_bits(model):
-    batches = list(model.sample_batches(7, seed=3, batch_size=3))
+    batches = list(model.sample_batches(7, seed=3, execution=Execution(batch_size=3)))
     assert [len(batch) for batch in batches] == [3, 3, 1]
-    assert [len(batch) for batch in model.sample_batches(9, batch_size=8)] == [5, 4]
+    assert [len(batch) for batch in model.sample_batches(9, execution=Execution(batch_size=8))] == [5, 4]
     assert all(batch.dtype == torch.uint8 for batch in batches)
     off = torch.cat(batches).float() - model.sample(7, seed=3) * 255
     assert off.abs().max() < 0.51
 
 
 def test_batches_are_of_equal_size_and_no_larger_than_pays_off(model, monkeypatch):
-    monkeypatch.setitem(model_module.MOST_PIXELS, "cpu", 64 * 10)
-    assert [model.batch_size(n) for n in (0, 1, 10, 11, 25)] == [1, 1, 10, 6, 9]
+    monkeypatch.setitem(execution_module.MOST_PIXELS, "cpu", 64 * 10)
+    assert [model.runner().size(n) for n in (0, 1, 10, 11, 25)] == [1, 1, 10, 6, 9]
+    with pytest.raises(UsageError, match="at least 1 image"):
+        Execution(batch_size=0)
 
 
 def test_shared_start_and_shared_noise(model):
@@ -148,7 +154,18 @@ def test_a_damaged_file_is_named(folder, name):
         (("shape",), "188"),
         (("shape",), [1.0, 8, 8]),
         (("shape",), [3, 8, 8]),
-        (("process",), {}),
+        (("process",), []),
+        (("network",), None),
+        (("sampling",), 3),
+        (("sampling", "unheard"), 1),
+        (("sampling", "delta_ratio"), -1),
+        (("sampling", "steps"), 3),
+        (("process", "kind"), "magic"),
+        (("process", "kind"), ["heat"]),
+        (("process", "kind"), "ddpm"),
+        (("process", "betas"), "linear"),
+        (("network", "kind"), "magic"),
+        (("unheard",), {}),
         (("process", "sigma"), 0),
         (("process", "sigma_B_max"), 0.1),
         (("process", "K"), int("9" * 400)),
@@ -169,6 +186,47 @@ def test_an_impossible_config_is_refused(folder, place, value, model):
     (folder / "config.json").write_text(json.dumps(tree))
     with pytest.raises(IhdmError):
         Model.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["process", "network", "shape", "data", "steps"])
+def test_a_config_without_what_it_must_say_is_refused(folder, name):
+    tree = json.loads((folder / "config.json").read_text())
+    del tree[name]
+    (folder / "config.json").write_text(json.dumps(tree))
+    with pytest.raises(IhdmError, match=rf"config\.json is not the config of a model .*{name}"):
+        Model.from_pretrained(folder)
+
+
+def test_settings_that_a_config_does_not_mention_have_their_defaults(folder, model):
+    """As those that came after the folder was written."""
+    tree, default = json.loads((folder / "config.json").read_text()), Config()
+    del tree["sampling"]
+    for section, names in {"process": ("sigma", "blur", "kind"), "network": ("dropout", "groups", "kind")}.items():
+        for name in names:
+            del tree[section][name]
+    (folder / "config.json").write_text(json.dumps(tree))
+    found = Model.from_pretrained(folder)
+    assert found.config == model.config and found.process.sampling == default.sampling
+    assert (found.config.process.sigma, found.config.network.dropout) == (0.01, 0.1)
+    assert torch.equal(found.sample(3, seed=2), model.sample(3, seed=2))
+    assert found.process.sampling == type(found.process).Sampling()
+    tree["process"] = {"K": 10, "skip": model.config.process.skip}
+    (folder / "config.json").write_text(json.dumps(tree))
+    assert Model.from_pretrained(folder).config == model.config
+
+
+def test_sampling_settings_are_kept_in_the_folder(model, tmp_path):
+    other = model.sampled(sampler="exact", steps=4, eta=0.25)
+    other.save_pretrained(tmp_path / "other")
+    loaded = Model.from_pretrained(tmp_path / "other")
+    assert loaded.config == other.config != model.config
+    visited = list(dict(loaded.trajectory(1)))
+    assert visited == other.process.levels() and (len(visited), visited[0], visited[-1]) == (5, 10, 0)
+    torch.testing.assert_close(loaded.sample(2), model.sample(2, sampler="exact", steps=4, eta=0.25), atol=1e-5, rtol=0)
+    with pytest.raises(UsageError, match="at most 10 steps"):
+        loaded.sample(1, steps=11)
+    with pytest.raises(UsageError, match="sampling by inverse heat dissipation has"):
+        loaded.sample(1, clip=True)
 
 
 def test_tensors_that_do_not_fit_are_named(folder):
@@ -213,11 +271,93 @@ def test_a_model_that_blurs_with_a_filter(tiny_config, tiny_images, tmp_path):
     with pytest.raises(UsageError, match="identity"):
         tiny_config.with_settings(["process.blur=gaussian"])
     config = tiny_config.with_settings(["process.blur=gaussian", "process.skip=identity"])
-    model = Model.from_images(ModelConfig(config.process, config.network, tiny_images.shape), tiny_images.train)
+    model = Model.from_images(ModelConfig.of(config, tiny_images.shape), tiny_images.train)
     u_0 = to_unit(tiny_images.train)
     expected = GaussianFilter((8, 8)).dissipate(u_0, float(model.process.schedule.t[-1]))
-    torch.testing.assert_close(model.prior.means(torch.arange(32)), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(model.process.prior.means(torch.arange(32)), expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(model.process.blur(u_0, torch.full((32,), model.process.K)), expected, atol=1e-5, rtol=0)
     model.save_pretrained(tmp_path / "model")
     again = Model.from_pretrained(tmp_path / "model")
     torch.testing.assert_close(again.sample(3, seed=1), model.eval().sample(3, seed=1))
+
+
+@pytest.mark.parametrize("kind", ["heat", "ddpm"])
+def test_folders_of_0_1_are_read_and_give_their_images(kind, tmp_path):
+    model = Model.from_pretrained(EARLIER / kind)
+    expected = load_file(EARLIER / kind / "samples.safetensors")["images"]
+    torch.testing.assert_close(model.sample(3, seed=2), expected, atol=1e-5, rtol=0)
+    model.save_pretrained(tmp_path / "now")
+    again = Model.from_pretrained(tmp_path / "now")
+    assert again.config == model.config
+    assert again.sample(3, seed=2).equal(model.sample(3, seed=2))
+    written = json.loads((tmp_path / "now" / "config.json").read_text())
+    assert written["process"]["kind"] == kind and "delta_ratio" not in written["process"]
+
+
+RUN_OF_0_1 = """
+[process]
+kind = "heat"
+K = 10
+sigma = 0.01
+delta_ratio = 1.25
+sigma_B_min = 0.5
+sigma_B_max = "auto"
+skip = "linear"
+blur = "heat"
+betas = "linear"
+
+[network]
+channels = 8
+multipliers = [1, 2]
+blocks = 1
+attention = [1]
+dropout = 0.1
+resample = "pool"
+groups = "auto"
+
+[data]
+source = ""
+size = "auto"
+channels = "auto"
+flip = false
+holdout = 0.05
+
+[trainer]
+steps = 3
+batch_size = 8
+lr = 0.002
+warmup = 2
+checkpoint_every = 3
+"""
+
+
+def test_a_run_of_0_1_is_resumed(tiny_config, tiny_images, tmp_path, capsys):
+    """Its config.toml says process.delta_ratio, and the settings of both processes."""
+    run = tmp_path / "run"
+    Trainer(tiny_config.with_settings(["trainer.steps=3"]), tiny_images, run).train()
+    (run / "config.toml").write_text(RUN_OF_0_1)
+    assert Trainer(tiny_config, tiny_images, run).train()
+    assert "going on from step 3 of 6" in capsys.readouterr().out
+    Trainer(tiny_config, tiny_images, tmp_path / "whole").train()
+    parts = [load_file(path / "model" / "model.safetensors") for path in (run, tmp_path / "whole")]
+    assert all(tensor.equal(parts[1][name]) for name, tensor in parts[0].items())
+    assert "[sampling]" in (run / "config.toml").read_text()
+    (run / "config.toml").write_text(RUN_OF_0_1.replace("K = 10", "K = 11"))
+    with pytest.raises(UsageError, match=r"process\.K was 11, is 10"):
+        Trainer(tiny_config, tiny_images, run)
+
+
+def test_the_card_says_what_the_process_is(folder, tiny_config, tiny_images, tmp_path):
+    card = (folder / "README.md").read_text()
+    assert "# A model of inverse heat dissipation" in card and "grown from blur" in card and "Rissanen" in card
+    assert "blurred training images" in card and "share the folder only where" in card
+    baseline = tiny_config.with_settings(["process.kind=ddpm"])
+    Model.from_images(ModelConfig.of(baseline, tiny_images.shape, "blobs"), tiny_images.train).save_pretrained(tmp_path)
+    assert {file.name for file in tmp_path.iterdir() if file.is_file()} == {
+        "config.json",
+        "model.safetensors",
+        "README.md",
+    }
+    card = (tmp_path / "README.md").read_text()
+    assert "# A model of denoising diffusion" in card and "grown from noise" in card and "Ho, Jain" in card
+    assert "heat" not in card.lower() and "blur" not in card.lower() and "share the folder" not in card

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from ihdm import memory
-from ihdm.building import build_network
 from ihdm.config import load_config
 from ihdm.model_folder import ModelConfig
-from ihdm.network import Attention, Downsample, UNet, Upsample
+from ihdm.networks import build_network
+from ihdm.networks.unet import Attention, Downsample, UNet, Upsample
 
 COUNTS = [  # preset, strided convolutions (the public code), average pooling (the paper)
     ("mnist", 42_082_049, 40_164_225),
@@ -24,7 +24,7 @@ def test_parameter_counts_are_those_of_the_paper_and_its_code(preset, conv, pool
         config = load_config(preset, [f"network.resample={resample}"])
         height, width = config.data.size
         with torch.device("meta"):
-            network = build_network(ModelConfig(config.process, config.network, (config.data.channels, height, width)))
+            network = build_network(ModelConfig.of(config, (config.data.channels, height, width)))
         assert sum(p.numel() for p in network.parameters()) == expected
 
 
@@ -79,7 +79,7 @@ def test_checkpointing_gives_the_same_gradients_for_less_memory():
     for plain, again in zip(*gradients):
         torch.testing.assert_close(again, plain)
     config = load_config("cifar10-small")
-    described = ModelConfig(config.process, config.network, (3, 32, 32))
+    described = ModelConfig.of(config, (3, 32, 32))
     needed = {
         again: memory.to_train(lambda c=again: build_network(described, c), (3, 32, 32), 64) for again in (False, True)
     }

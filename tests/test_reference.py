@@ -12,10 +12,9 @@ import authors
 import pytest
 import torch
 
-from ihdm.config import NetworkConfig
 from ihdm.heat import GridLaplacian
-from ihdm.network import UNet
-from ihdm.processes import IdentitySkip, InverseHeat
+from ihdm.networks.unet import UNet, UNetSettings
+from ihdm.processes import InverseHeat
 from ihdm.sampler import sample
 from ihdm.schedule import Schedule
 
@@ -39,7 +38,7 @@ def test_the_blur_is_theirs(size):
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)  # their frequencies are float32
 
 
-def networks(size: int, config: NetworkConfig, channels: int) -> tuple[UNet, torch.nn.Module]:
+def networks(size: int, config: UNetSettings, channels: int) -> tuple[UNet, torch.nn.Module]:
     """Our network and theirs with the same random weights: both define their layers in the same order."""
     theirs = authors.build_network(config, (channels, size, size)).eval()
     ours = UNet(channels, channels, **vars(config)).eval()
@@ -53,8 +52,8 @@ def networks(size: int, config: NetworkConfig, channels: int) -> tuple[UNet, tor
 
 
 CONFIGS = [
-    NetworkConfig(channels=128, multipliers=(1, 2, 2), blocks=1, attention=(2,), resample="conv"),
-    NetworkConfig(channels=128, multipliers=(1, 2), blocks=2, attention=(1,), resample="pool"),
+    UNetSettings(channels=128, multipliers=(1, 2, 2), blocks=1, attention=(2,), resample="conv"),
+    UNetSettings(channels=128, multipliers=(1, 2), blocks=2, attention=(1,), resample="pool"),
 ]
 
 
@@ -72,13 +71,14 @@ def test_the_loss_and_the_sample_are_theirs():
     from scripts.sampling import get_sampling_fn_inverse_heat
 
     ours, theirs = networks(8, CONFIGS[1], 1)
-    process = InverseHeat(GridLaplacian((8, 8)), Schedule(6, 6.0), 0.01, 0.0125, IdentitySkip())
+    process = InverseHeat(GridLaplacian((8, 8)), Schedule(6, 6.0), 0.01)
+    assert process.delta == 0.0125
     u_0, k, eps = torch.rand(6, 1, 8, 8), torch.arange(1, 7), torch.randn(6, 1, 8, 8)
     blur = DCTBlur(process.schedule.sigma_B.float().tolist(), 8, "cpu")
     with torch.no_grad():
         noisy = blur(u_0, k) + 0.01 * eps
         expected = (theirs(noisy, k) - (blur(u_0, k - 1) - noisy)).square().flatten(1).sum(1)
-        torch.testing.assert_close(process.loss_at(ours, u_0, k, eps), expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(process.loss(ours, u_0, k, eps), expected, rtol=1e-4, atol=1e-6)
 
         u_K = process.blur(u_0, torch.full((6,), 6))
         config = SimpleNamespace(model=SimpleNamespace(K=6), device="cpu")

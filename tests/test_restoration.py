@@ -10,13 +10,15 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from ihdm.config import Config
 from ihdm.errors import UsageError
+from ihdm.execution import Execution
 from ihdm.heat import GridLaplacian
 from ihdm.metrics.fidelity import psnr, ssim
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.pixels import to_bytes, to_unit
-from ihdm.processes import InverseHeat, LinearSkip, Spectrum
-from ihdm.restoration import KINDS, ROUNDING, Guided, Restored, lift, nearest_level, observe
+from ihdm.processes import InverseHeat, LinearPredictor, LinearSkip, Spectrum
+from ihdm.processes.inverse_heat import HeatSampling
+from ihdm.restoration import KINDS, ROUNDING, Guided, Observation, Restored, lift, nearest_level, observe
 from ihdm.sampler import chain, last, reverse_step
 from ihdm.schedule import Schedule
 
@@ -36,8 +38,14 @@ def spectrum(channels: int = 1) -> Spectrum:
     return Spectrum(mean, axes, power)
 
 
-def process(channels: int = 1) -> InverseHeat:
-    return InverseHeat(LAPLACIAN, SCHEDULE, 0.01, 0.0125, LinearSkip(LAPLACIAN, SCHEDULE, 0.01, spectrum(channels)))
+def process(channels: int = 1, **sampling) -> InverseHeat:
+    known = spectrum(channels)
+    skip = LinearSkip(LinearPredictor(LAPLACIAN, SCHEDULE, 0.01, known))
+    return InverseHeat(LAPLACIAN, SCHEDULE, 0.01, skip, HeatSampling(**sampling), spectra=(known,))
+
+
+def guided(process: InverseHeat, seen: Observation) -> InverseHeat:
+    return process.guided(Guided(process, seen))
 
 
 def drawn(count: int, channels: int, generator: torch.Generator) -> torch.Tensor:
@@ -66,59 +74,127 @@ def test_the_linear_estimate_has_the_error_that_it_says(channels, generator):
     )
     errors = []
     for target, y in zip(targets, seen_through(u_0, 2.0, generator)):
-        seen = observe(process(channels), [spectrum(channels)], y, 2.0)
+        seen = observe(process(channels), y, 2.0)
         assert (seen.kind, seen.noise) == ("Gaussian", pytest.approx(ROUNDING))
         estimate, variance = seen.predict(t)
         errors.append((estimate - target).square())
     assert float((torch.stack(errors).mean(0) / variance).mean()) == pytest.approx(1, abs=0.05)
 
 
-def test_a_start_has_the_noise_of_its_level(generator):
-    """Estimate minus truth and added noise together: delta where the image says enough, no less anywhere."""
+@pytest.mark.parametrize("sampler, noise", [("paper", 0.0125), ("exact", 0.01)])
+def test_a_start_has_the_noise_of_its_level(sampler, noise, generator):
+    """Estimate minus truth and added noise together: delta, or sigma in exact steps, where the image says enough."""
     u_0 = drawn(1, 1, generator)
     y = seen_through(u_0, 3.0, generator)[0]
     k = nearest_level(SCHEDULE.sigma_B, 3.0)
     t = float(SCHEDULE.t[k])
     eps = torch.randn(400, 1, *GRID, generator=generator, dtype=torch.float64)
-    states = observe(process(), [spectrum()], y, 3.0).start(t, eps, 0.0125)
+    seen = observe(process(), y, 3.0)
+    states = seen.start(process(sampler=sampler), eps)
     error = LAPLACIAN.to_spectrum(states - LAPLACIAN.dissipate(u_0, t))
-    assert float(error.square().mean().sqrt()) == pytest.approx(0.0125, rel=0.05)
+    assert seen.level == k
+    assert float(error.square().mean().sqrt()) == pytest.approx(noise, rel=0.05)
+
+
+class Restoring:
+    """An image of data that the linear skip explains fully, so that there is nothing for a network to learn."""
+
+    def __init__(self, width: float, generator: torch.Generator, n: int = 20):
+        self.u_0 = drawn(1, 3, generator)
+        self.y = seen_through(self.u_0, width, generator)[0]
+        self.seen = observe(process(3), self.y, width)
+        levels = range(SCHEDULE.K + 1)
+        self.eps = {j: torch.randn(n, 3, *GRID, generator=generator, dtype=torch.float64) for j in levels}
+
+    def end(self, guide: InverseHeat, noise=None) -> torch.Tensor:
+        """Samples, begun with the same noise, and with the same in every step unless another is given."""
+        step = reverse_step(guide, nothing, noise or (lambda j: self.eps[int(j)]))
+        start = self.seen.start(guide, self.eps[0])
+        return last(chain(guide, step, start, guide.levels(self.seen.level)))
+
+    def held(self, noise=None, **sampling) -> torch.Tensor:
+        return self.end(guided(process(3, **sampling), self.seen), noise)
 
 
 @pytest.mark.parametrize("width", [1.0, 2.0, 4.0])
 def test_samples_blurred_again_are_the_image_that_was_given(width, generator):
-    """With data that the linear skip explains fully there is nothing for a network to learn."""
-    u_0 = drawn(1, 3, generator)
-    y = seen_through(u_0, width, generator)[0]
-    seen, k = observe(process(3), [spectrum(3)], y, width), nearest_level(SCHEDULE.sigma_B, width)
-    eps = {j: torch.randn(20, 3, *GRID, generator=generator, dtype=torch.float64) for j in range(k + 1)}
-    start = seen.start(float(SCHEDULE.t[k]), eps[0], 0.0125)
-
-    def end(guide):
-        return last(chain(reverse_step(guide, nothing, lambda j: eps[int(j)]), start, k))
-
-    held, free = end(Guided(process(3), seen)), end(process(3))
+    case = Restoring(width, generator)
+    seen, u_0, held, free = case.seen, case.u_0, case.held(), case.end(process(3))
     assert seen.residual(held) < 1 / 255 < seen.residual(free)
     torch.testing.assert_close(seen.blurred(held), LAPLACIAN.dissipate(held, width**2 / 2))
     assert (held - u_0).square().mean() < (free - u_0).square().mean()
 
 
+@pytest.mark.parametrize("width", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize("steps", [None, 5, 2, 1])
+@pytest.mark.parametrize("eta, order", [(0.0, 1), (0.0, 2), (0.5, 2), (1.0, 1), (1.0, 2)])
+def test_few_exact_steps_hold_samples_to_the_image_as_well(width, steps, eta, order, generator):
+    case = Restoring(width, generator)
+    exact = {"sampler": "exact", "steps": steps, "eta": eta, "order": order}
+    guide = process(3, **exact)
+    assert len(guide.levels(case.seen.level)) == 1 + min(steps or case.seen.level, case.seen.level)
+    held, free, paper = case.held(**exact), case.end(guide), case.held()
+    assert case.seen.residual(held) < min(1 / 255, 1.02 * case.seen.residual(paper))
+    assert case.seen.residual(held) < case.seen.residual(free)
+    estimate, variance = case.seen.deconvolved(), case.seen.predict(0.0)[1].mean()
+    assert (held.mean(0) - estimate).square().mean() < 0.1 * variance  # of twenty samples: a twentieth is chance
+
+
+@pytest.mark.parametrize("width", [2.0, 4.0])
+def test_by_exact_steps_of_second_order_samples_differ_nearly_as_they_should(width, generator):
+    """The posterior of normal data is known: its mean is Wiener's estimate. The paper's steps show less than it has."""
+    case = Restoring(width, generator, n=200)
+    estimate, variance = case.seen.deconvolved(), case.seen.predict(0.0)[1].mean()
+
+    def share(held):
+        assert (held.mean(0) - estimate).square().mean() < 0.02 * variance
+        return float(held.var(0).mean() / variance)
+
+    paper = share(case.held())
+    assert 0.5 < paper < 0.75
+    assert 0.25 < share(case.held(sampler="exact", steps=5)) < 1.05
+    for eta in (0.0, 0.5, 1.0):
+        assert 0.85 < share(case.held(sampler="exact", eta=eta)) < 1.05
+
+
+@pytest.mark.parametrize("steps", [None, 5])
+def test_without_fresh_noise_the_start_decides_everything(steps, generator):
+    case = Restoring(2.0, generator)
+    other = {j: torch.randn(eps.shape, generator=generator, dtype=torch.float64) for j, eps in case.eps.items()}
+    ends = {
+        eta: [case.held(noise, sampler="exact", steps=steps, eta=eta) for noise in (None, lambda j: other[int(j)])]
+        for eta in (0.0, 1.0)
+    }
+    torch.testing.assert_close(*ends[0.0], rtol=0, atol=1e-12)
+    assert (ends[1.0][0] - ends[1.0][1]).abs().max() > 0.01
+    assert ends[0.0][0].std(0).mean() > 0.003  # but each of the twenty starts has an end of its own
+
+
 def test_the_pull_is_the_average_by_precision(generator):
     """For a coefficient known exactly it ends where the image says; for one that says nothing it stays."""
     u_0 = drawn(1, 1, generator)
-    seen = observe(process(), [spectrum()], seen_through(u_0, 3.0, generator)[0], 3.0)
+    seen = observe(process(), seen_through(u_0, 3.0, generator)[0], 3.0)
     u_k, k = torch.randn(1, 1, *GRID, generator=generator, dtype=torch.float64), torch.tensor([9])
     mu = process().mean(nothing, u_k, k)
-    sharp = Guided(process(), replace(seen, N=torch.full_like(seen.N, 1e-22))).mean(nothing, u_k, k)
+    sharp = guided(process(), replace(seen, N=torch.full_like(seen.N, 1e-22))).mean(nothing, u_k, k)
     implied = seen.y_hat[0] * torch.exp(SCHEDULE.t[8] * LAPLACIAN.eigenvalues) / seen.T
     strong = seen.T > 1e-4
     torch.testing.assert_close(LAPLACIAN.to_spectrum(sharp)[0, 0][strong], implied[strong])
-    torch.testing.assert_close(Guided(process(), replace(seen, N=seen.N * 1e20)).mean(nothing, u_k, k), mu)
-    P, E = spectrum().power[0], [torch.exp(SCHEDULE.t[j] * LAPLACIAN.eigenvalues) for j in (8, 9)]
-    v, r = P * E[0] ** 2 * 1e-4 / (P * E[1] ** 2 + 1e-4), seen.N[0] * E[0] ** 2 / seen.T**2
-    mu_hat = LAPLACIAN.to_spectrum(mu)[0, 0]
-    pulled = LAPLACIAN.to_spectrum(Guided(process(), seen).mean(nothing, u_k, k))[0, 0]
-    torch.testing.assert_close(pulled[strong], (mu_hat + v / (v + r) * (implied - mu_hat))[strong])
+    torch.testing.assert_close(guided(process(), replace(seen, N=seen.N * 1e20)).mean(nothing, u_k, k), mu)
+    pulled = LAPLACIAN.to_spectrum(guided(process(), seen).mean(nothing, u_k, k))[0, 0]
+    average = by_precision(seen, LAPLACIAN.to_spectrum(mu)[0, 0], 9, 8)
+    torch.testing.assert_close(pulled[strong], average[strong])
+    exact, u_hat = process(sampler="exact"), LAPLACIAN.to_spectrum(u_k)
+    for j in (8, 5, 1, 0):  # from level 9, in exact steps of any length
+        free, held = (p.predict(nothing, u_k, u_hat, k, torch.tensor([j]))[0, 0] for p in (exact, guided(exact, seen)))
+        torch.testing.assert_close(held[strong], by_precision(seen, free, 9, j)[strong])
+
+
+def by_precision(seen, m_hat, k, j):
+    """What is predicted of level j from level k, and what the image implies: their average."""
+    P, E = spectrum().power[0], {i: torch.exp(SCHEDULE.t[i] * LAPLACIAN.eigenvalues) for i in (j, k)}
+    v, r = P * E[j] ** 2 * 1e-4 / (P * E[k] ** 2 + 1e-4), seen.N[0] * E[j] ** 2 / seen.T**2
+    return m_hat + v / (v + r) * (seen.y_hat[0] * E[j] / seen.T - m_hat)
 
 
 SIDE = 28
@@ -147,7 +223,7 @@ def shapes_model(request, shapes) -> Model:
             *("network.multipliers=1,2", "network.attention=1", "network.blocks=1"),
         ]
     )
-    return Model.from_images(ModelConfig(config.process, config.network, (1, SIDE, SIDE)), shapes[20:]).eval()
+    return Model.from_images(ModelConfig.of(config, (1, SIDE, SIDE)), shapes[20:]).eval()
 
 
 def by_heat(image: torch.Tensor, width: float) -> torch.Tensor:
@@ -209,7 +285,7 @@ def test_a_small_image_is_lifted_to_what_it_is_blurred(shapes, factor):
 def test_restoring_is_the_same_in_any_batch_and_ends_in_the_samples(shapes_model, shapes):
     y = by_heat(shapes[0], 2.0)
     restored = shapes_model.restore(y, 5, seed=3, blur_width=2.0)
-    again = shapes_model.restore(y, 5, seed=3, blur_width=2.0, batch_size=2)
+    again = shapes_model.restore(y, 5, seed=3, blur_width=2.0, execution=Execution(batch_size=2))
     torch.testing.assert_close(restored.images, again.images, atol=1e-5, rtol=0)
     states = list(shapes_model.restoring(restored.seen, 5, seed=3))
     assert [k for k, _ in states] == list(range(restored.seen.level, -1, -1)) and states[0][1].shape == (
@@ -233,6 +309,37 @@ def test_a_model_holds_its_samples_to_the_image(shapes_model, shapes):
     assert psnr(states[0], to_unit(shapes[1])[None]).min() > psnr(y[None], to_unit(shapes[1])[None]).max() + 3
 
 
+@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
+def test_a_model_holds_its_samples_in_exact_steps_of_any_number(shapes_model, shapes, eta):
+    y, truth = by_heat(shapes[1], 2.0), to_unit(shapes[1])[None]
+    seen = shapes_model.observation(y, 2.0)
+    paper = dict(shapes_model.restoring(seen, 4))[0]
+    ends = []
+    for steps in (None, 5):
+        states = dict(shapes_model.restoring(seen, 4, sampler="exact", steps=steps, eta=eta))
+        visited = list(states)
+        assert (visited[0], visited[-2:], len(visited)) == (seen.level, [1, 0], 1 + (steps or seen.level))
+        assert seen.residual(states[0]) < min(1 / 255, 1.05 * seen.residual(paper))
+        if shapes_model.config.process.skip == "linear":  # untrained, the other knows nothing of the images
+            blurred = float(psnr(y[None], truth))
+            assert psnr(states[0], truth).min() > blurred + 2  # less than by the paper's steps: samples differ more
+            assert psnr(states[0].mean(0, keepdim=True), truth).min() > blurred + 3
+        ends.append(states[0])
+    assert not torch.equal(*ends) and not torch.equal(ends[0], paper)
+
+
+def test_restoring_by_exact_steps_is_the_same_in_any_batch(shapes_model, shapes):
+    y, exact = by_heat(shapes[0], 2.0), {"blur_width": 2.0, "sampler": "exact", "steps": 4, "eta": 0.5}
+    restored = shapes_model.restore(y, 5, seed=3, **exact)
+    again = shapes_model.restore(y, 5, seed=3, execution=Execution(batch_size=2), **exact)
+    torch.testing.assert_close(restored.images, again.images, atol=1e-5, rtol=0)
+    assert len({image.numpy().tobytes() for image in restored.images}) == 5
+    quick = shapes_model.sampled(sampler="exact", steps=4, eta=0.5)  # restores by the paper's steps all the same
+    paper = shapes_model.restore(y, 5, seed=3, blur_width=2.0)
+    assert quick.restore(y, 5, seed=3, blur_width=2.0).images.equal(paper.images)
+    assert quick.restore(y, 5, seed=3, blur_width=2.0, steps=4).images.equal(restored.images)
+
+
 def test_mean_and_spread(shapes_model, shapes):
     seen = shapes_model.observation(by_heat(shapes[0], 2.0), 2.0)
     images = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
@@ -254,12 +361,20 @@ def test_what_cannot_be_restored_is_refused(shapes_model, shapes, tiny_config, t
             shapes_model.restore(image)
     with pytest.raises(UsageError, match="cannot make 0"):
         shapes_model.restore(y, 0)
-    for setting in (["process.kind=ddpm"], ["process.blur=gaussian"]):
-        config = tiny_config.with_settings(["process.skip=identity", *setting])
-        other = Model.from_images(ModelConfig(config.process, config.network, tiny_images.shape), tiny_images.train)
+    others = {
+        "process.kind=ddpm": "denoising diffusion cannot restore images",
+        "process.blur=gaussian": "heat equation",
+    }
+    for setting, message in others.items():
+        config = tiny_config.with_settings(["process.skip=identity"]).with_settings([setting])
+        other = Model.from_images(ModelConfig.of(config, tiny_images.shape), tiny_images.train)
         for call in (other.restore, other.observation):
-            with pytest.raises(UsageError, match="heat equation"):
+            with pytest.raises(UsageError, match=message):
                 call(to_unit(tiny_images.train[0]))
+    with pytest.raises(UsageError, match="for 5 take exact ones"):
+        shapes_model.restore(y, 1, blur_width=2.0, steps=5)
+    with pytest.raises(UsageError, match="delta_ratio is for the sampler 'paper'"):
+        shapes_model.restore(y, 1, blur_width=2.0, sampler="exact", delta_ratio=1.0)
 
 
 def test_fidelity_on_what_is_known(shapes):

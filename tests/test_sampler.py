@@ -3,11 +3,13 @@ from __future__ import annotations
 import torch
 
 from ihdm.heat import GridLaplacian
-from ihdm.processes import IdentitySkip, InverseHeat
+from ihdm.processes import InverseHeat
+from ihdm.processes.inverse_heat import HeatSampling
 from ihdm.sampler import sample, trajectory
 from ihdm.schedule import Schedule
 
-PROCESS = InverseHeat(GridLaplacian((4, 4)), Schedule(5, 3.0), 0.01, 0.5, IdentitySkip())
+WITH_DELTA = HeatSampling(delta_ratio=50.0)  # of 0.5
+PROCESS = InverseHeat(GridLaplacian((4, 4)), Schedule(5, 3.0), 0.01, sampling=WITH_DELTA)
 
 
 def count_levels(u, k):

@@ -373,7 +373,9 @@ def test_a_trainer_goes_on_after_it_has_stopped(tmp_path, tiny_config):
     part.train()
     part.config = config
     part.train()
-    assert all(one.equal(two) for one, two in zip(part.average.parameters(), whole.average.parameters()))
+    assert all(
+        one.equal(two) for one, two in zip(part.training.average.parameters(), whole.training.average.parameters())
+    )
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from ihdm.studies import STUDIES
 from ihdm.studies.colour_and_shape import _explained
 from ihdm.studies.input_gradients import _within
 from ihdm.studies.interpolation import _roughness
+from ihdm.studies.lab import PAPER_WORDS, Lab
 from ihdm.studies.power_spectrum import _slope
 
 TINY = ["trainer.steps=8", "trainer.checkpoint_every=4", "process.K=8", "network.channels=8", "trainer.batch_size=8"]
@@ -41,6 +43,51 @@ def test_a_given_model_is_studied(folder, tmp_path, capsys):
     main(["study", "same-start", "--quick", "--model", str(model), "--data", "digits", "--out", str(tmp_path)])
     assert json.loads((tmp_path / "same-start.json").read_text())["model"] == model.parent.name
     assert not (tmp_path / "models").exists()  # nothing was trained
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_runs_however_the_model_is_sampled(name, folder, capsys):
+    trained = sorted(folder.glob("models/*"))
+    words = [*TINY, "sampling.sampler=exact", "sampling.steps=4", "sampling.eta=0.25"]
+    words = [word for setting in words for word in ("--set", setting)]
+    main(["study", name, "--quick", "--out", str(folder), "--device", "cpu", *words])
+    assert "training digits" not in capsys.readouterr().out and sorted(folder.glob("models/*")) == trained
+
+
+def test_a_trained_model_samples_as_it_is_asked_to(folder):
+    lab = Lab(folder, settings=(*TINY, "sampling.sampler=exact", "sampling.eta=0"), quick=True, device_name="cpu")
+    exact, paper = lab.trained(), lab.trained(*PAPER_WORDS, "sampling.delta_ratio=2")
+    assert (exact.config.sampling.sampler, exact.process.sampling.eta) == ("exact", 0)
+    assert (paper.config.sampling.sampler, paper.process.sampling.delta_ratio) == ("paper", 2)
+    assert lab.run() == lab.run(*PAPER_WORDS, "sampling.delta_ratio=2") != lab.run(*lab.diffusion)
+    assert all(torch.equal(a, b) for a, b in zip(exact.parameters(), paper.parameters()))
+    given = Lab(folder, settings=("sampling.sampler=exact", "sampling.steps=4"), model_name=str(lab.run()), quick=True)
+    assert len(given.model().process.levels()) == 5
+    baseline = lab.trained(*lab.diffusion, "sampling.clip=false")
+    assert baseline.process.K == exact.process.K and not baseline.process.sampling.clip
+
+
+def test_what_is_about_blur_refuses_other_processes_in_words(folder, tmp_path, capsys):
+    lab = Lab(folder, settings=tuple(TINY), quick=True, device_name="cpu")
+    given = ["--model", str(lab.run(*lab.diffusion)), "--data", "digits"]
+    about_blur = ("sequence", "branches", "network-bias", "power-spectrum", "prior-overlap", "blur-operators")
+    for name in about_blur:
+        with pytest.raises(SystemExit) as stop:
+            main(["study", name, "--quick", *given, "--out", str(tmp_path)])
+        assert stop.value.code == 2
+        assert re.search("about blur, and denoising diffusion has no .*sigma", capsys.readouterr().err)
+    for name, message in (("restore", "cannot restore"), ("exact-steps", "unknown setting 'sampling.sampler'")):
+        with pytest.raises(SystemExit) as stop:
+            main(["study", name, "--quick", *given, "--out", str(tmp_path)])
+        assert stop.value.code == 2 and message in capsys.readouterr().err
+    main(["study", "neighbours", "--quick", *given, "--out", str(tmp_path)])
+
+
+def test_exact_steps_are_measured_in_fewer_and_fewer_steps(folder):
+    numbers = json.loads((folder / "exact-steps.json").read_text())["numbers"]
+    steps = {way["steps"] for way in numbers["ways"].values() if way.get("eta") == 0}
+    assert steps == {8, 4, 2, 1} and list(numbers["distance"]) == list(numbers["ways"])
+    assert all(math.isfinite(distance) for distance in numbers["distance"].values())
 
 
 def test_studies_are_listed_and_unknown_ones_refused(capsys):

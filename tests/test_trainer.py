@@ -18,9 +18,10 @@ from ihdm import model as model_module
 from ihdm.config import TrainerConfig
 from ihdm.errors import IhdmError, UsageError
 from ihdm.model import Model
-from ihdm.optimisation import averaging, averaging_weight, learning_rate
+from ihdm.optimisation import averaging_weight, follow, learning_rate
 from ihdm.run import locked
 from ihdm.trainer import Trainer
+from ihdm.training import Training
 
 
 def train(config, images, run) -> Trainer:
@@ -114,8 +115,8 @@ def test_another_number_of_steps_is_announced_where_it_matters(tiny_config, tiny
 
 def poison(trainer: Trainer, bad: Callable[[int], bool]) -> None:
     """Let the network answer with nan at some steps."""
-    network = trainer.network
-    trainer.network = lambda u, k: network(u, k) * (float("nan") if bad(trainer.step) else 1)
+    training, network = trainer.training, trainer.training.network
+    training.network = lambda u, k: network(u, k) * (float("nan") if bad(trainer.step) else 1)
 
 
 def test_another_number_of_processes_is_announced(tiny_config, tiny_images, tmp_path, capsys):
@@ -247,7 +248,7 @@ def test_what_is_written_is_the_moment_of_saving(tiny_config, tiny_images, tmp_p
     seen, step = [], trainer.train_step
 
     def watched():
-        seen.append({name: tensor.clone() for name, tensor in trainer.state.network.state_dict().items()})
+        seen.append({name: tensor.clone() for name, tensor in trainer.training.state.network.state_dict().items()})
         return step()
 
     trainer.train_step = watched
@@ -326,16 +327,14 @@ def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_before(
 def test_steps_without_a_finite_gradient_change_nothing_and_are_counted(tiny_config, tiny_images, tmp_path, capsys):
     trainer = Trainer(tiny_config, tiny_images, tmp_path / "run")
     poison(trainer, lambda step: step in (2, 3))
-    states = []
+    training, states = trainer.training, []
     for _ in range(5):
         trainer.train_step()
         trainer.step += 1
-        states.append(
-            [p.detach().clone() for p in (*trainer.state.network.parameters(), *trainer.average.parameters())]
-        )
+        states.append([p.detach().clone() for m in (training.state.network, training.average) for p in m.parameters()])
     assert all(one.equal(other) for state in states[2:4] for one, other in zip(states[1], state))
     assert not all(one.equal(other) for one, other in zip(states[1], states[4]))
-    steps = {float(value["step"]) for value in trainer.optimizer.state.values()}
+    steps = {float(value["step"]) for value in training.optimizer.state.values()}
     assert steps == {3.0}  # of Adam, which knows nothing of the two others
 
     trainer = Trainer(tiny_config, tiny_images, tmp_path / "other")
@@ -378,6 +377,35 @@ def test_a_batch_in_parts_has_the_gradient_of_the_whole(tiny_config, tiny_images
         torch.testing.assert_close(part, whole, rtol=1e-4, atol=1e-6)
 
 
+class Told(torch.nn.Module):
+    """A network that is told something of each image, and remembers it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.seen = torch.nn.Parameter(torch.ones(())), []
+
+    def forward(self, u, k, condition=None):
+        self.seen.append(condition)
+        return self.weight * condition[:, :, None, None] * u
+
+
+def test_what_a_network_is_told_arrives_in_every_part_of_a_batch(tiny_config, tiny_images, tmp_path):
+    gradients = []
+    for parts in (1, 2, 3):
+        config = tiny_config.with_settings([f"trainer.accumulate={parts}"])
+        trainer, network = Trainer(config, tiny_images, tmp_path / str(parts)), Told()
+        model = Model(trainer.model.config, trainer.model.process, network)
+        training = Training(config, model, trainer.accelerator, torch.float32)
+        condition = torch.arange(8.0)[:, None]
+        training.step(3, tiny_images.train[:8], condition)
+        assert len(network.seen) == parts and torch.cat(network.seen).equal(condition)
+        gradients.append(network.weight.grad.clone())
+        training.step(3, tiny_images.train[:8], 2 * condition)
+        assert not network.weight.grad.isclose(gradients[-1], rtol=1e-3)
+    assert gradients[0] != 0
+    torch.testing.assert_close(gradients[1:], [gradients[0]] * 2)
+
+
 @pytest.mark.accident("out of memory", "answered with a batch that fits")
 def test_a_batch_that_does_not_fit_is_answered_with_one_that_does(tiny_config, tiny_images, tmp_path, monkeypatch):
     config = tiny_config.with_settings(["trainer.batch_size=8", "trainer.accumulate=2"])
@@ -398,17 +426,18 @@ def test_a_step_is_clipping_then_adam_then_the_moving_average(tiny_config, tiny_
     """Against the formulas, written out, from the gradients that the trainer finds; both rates ramp."""
     config = tiny_config.with_settings(["trainer.clip=0.001", "trainer.ema=0.5", "trainer.warmup=4"])
     trainer = Trainer(config, tiny_images, tmp_path / "run")
+    training = trainer.training
     weights, averages = (
-        [p.detach().clone().double() for p in m.parameters()] for m in (trainer.state.network, trainer.average)
+        [p.detach().clone().double() for p in m.parameters()] for m in (training.state.network, training.average)
     )
     first, second = ([torch.zeros_like(w) for w in weights] for _ in range(2))
-    update, gradients = trainer._update, []
+    update, gradients = training._update, []
 
     def watched(rates):
-        gradients[:] = [p.grad.clone().double() for p in trainer.state.network.parameters()]
+        gradients[:] = [p.grad.clone().double() for p in training.state.network.parameters()]
         return update(rates)
 
-    trainer._update = watched
+    training._update = watched
     for step in range(4):
         _, norm = trainer.train_step()
         trainer.step += 1
@@ -422,7 +451,7 @@ def test_a_step_is_clipping_then_adam_then_the_moving_average(tiny_config, tiny_
             mean, square = first[i] / (1 - 0.9 ** (step + 1)), second[i] / (1 - 0.999 ** (step + 1))
             weights[i] -= 0.002 * (step + 1) / 4 * mean / (square.sqrt() + 1e-8)
             averages[i] = decay * averages[i] + (1 - decay) * weights[i]
-        for found, expected in ((trainer.state.network, weights), (trainer.average, averages)):
+        for found, expected in ((training.state.network, weights), (training.average, averages)):
             for one, other in zip(found.parameters(), expected):
                 torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=2e-6)
 
@@ -464,14 +493,12 @@ def test_learning_rate_rises_holds_and_falls():
 def test_the_average_follows_the_ramp():
     """Against the recursion written out: decay min(d, (1 + n) / (10 + n)) with n updates before."""
     average, network = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    optimizer = averaging(average, network)
     expected = [p.detach().clone() for p in average.parameters()]
     for n in range(12):
         with torch.no_grad():
             for current in network.parameters():
                 current.add_(torch.randn_like(current))
-        optimizer.param_groups[0]["lr"] = torch.tensor(averaging_weight(TrainerConfig(ema=0.5), n))
-        optimizer.step()
+        follow(average, network, torch.tensor(averaging_weight(TrainerConfig(ema=0.5), n)))
         decay = min(0.5, (1 + n) / (10 + n)) if n else 0.0
         expected = [decay * old + (1 - decay) * new for old, new in zip(expected, network.parameters())]
         for found, wanted in zip(average.parameters(), expected):

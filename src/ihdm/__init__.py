@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from ihdm.data import load_images
     from ihdm.heat import GridLaplacian
     from ihdm.model import Model
-    from ihdm.network import UNet
+    from ihdm.networks.unet import UNet
     from ihdm.noise import SeededNoise
     from ihdm.prior import Prior
     from ihdm.processes import InverseHeat
     from ihdm.sampler import sample, trajectory
     from ihdm.schedule import Schedule
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "Config": "config",
@@ -28,7 +28,7 @@ _HOME = {
     "Prior": "prior",
     "Schedule": "schedule",
     "SeededNoise": "noise",
-    "UNet": "network",
+    "UNet": "networks.unet",
     "load_config": "config",
     "load_images": "data",
     "sample": "sampler",

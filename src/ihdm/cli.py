@@ -8,7 +8,7 @@ from collections.abc import Callable
 import tyro
 
 from ihdm import __version__
-from ihdm.config import presets, setting_names
+from ihdm.config import presets
 from ihdm.errors import IhdmError, unknown
 from ihdm.verbs.app import app
 from ihdm.verbs.convert import convert
@@ -18,6 +18,7 @@ from ihdm.verbs.info import info
 from ihdm.verbs.likelihood import likelihood
 from ihdm.verbs.restore import restore
 from ihdm.verbs.sample import sample
+from ihdm.verbs.settings import settings
 from ihdm.verbs.study import study
 from ihdm.verbs.train import train
 
@@ -34,6 +35,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "study": study,
     "info": info,
+    "settings": settings,
     "app": app,
     "convert": convert,
     "demo": demo,
@@ -86,5 +88,4 @@ commands:
 presets, for train and info:
 {table(presets())}
 
-settings, for --set:
-{table(setting_names())}"""
+ihdm settings lists what --set changes."""

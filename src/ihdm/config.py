@@ -1,23 +1,24 @@
-"""Settings: frozen dataclasses, presets that list only what differs, and refusal of everything else.
+"""The settings of a training run, and presets, which list only what differs.
 
-A setting's name is its place, such as `process.K`. Values come from a preset (TOML), a model folder (JSON) or the
-command line (`--set process.K=50`) and are checked the same way: name, type, range.
+A setting's name is its place, such as `process.K`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
+from ihdm.earlier import from_0_1
 from ihdm.errors import IhdmError, UsageError, unknown
+from ihdm.registry import NETWORKS, PROCESSES, Registry
+from ihdm.settings import AUTO, as_tree, described, setting, updated
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,57 +27,6 @@ else:
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "float32", "bf16"]
-
-AUTO = "auto"  # how a setting that is None, "choose for me", is written
-
-
-def setting(
-    default: Any, about: str, *, least: float = -math.inf, above: float = -math.inf, most: float = math.inf
-) -> Any:
-    """A field with a line of help and the range it must lie in."""
-    return field(default=default, metadata={"about": about, "least": least, "above": above, "most": most})
-
-
-@dataclass(frozen=True)
-class ProcessConfig:
-    """The forward and reverse process (App. B.4-B.5)."""
-
-    kind: Literal["heat", "ddpm"] = setting(
-        "heat", "inverse heat dissipation, or the diffusion that it is compared with"
-    )
-    K: int = setting(200, "number of levels, and of sampling steps", least=1, most=100_000)
-    sigma: float = setting(0.01, "noise in training", least=0)
-    delta_ratio: float = setting(
-        1.25, "noise in sampling, in units of sigma (ddpm: of the posterior's; 0 is DDIM)", least=0
-    )
-    sigma_B_min: float = setting(0.5, "blur width of level 1, in pixels", above=0)
-    sigma_B_max: float | None = setting(None, "blur width of level K, in pixels; auto: 3/4 of the longer side", above=0)
-    skip: Literal["identity", "linear"] = setting(
-        "identity", "what the network's output is added to: the image, as in the paper, or its best linear prediction"
-    )
-    blur: Literal["heat", "gaussian"] = setting(
-        "heat", "the heat equation, or a Gaussian filter that sees black outside"
-    )
-    betas: Literal["linear", "cosine"] = setting("linear", "ddpm: the schedule of the noise")
-
-
-@dataclass(frozen=True)
-class NetworkConfig:
-    """The U-Net (App. B.1)."""
-
-    channels: int = setting(128, "width of the finest feature map", least=4, most=65_536)
-    multipliers: tuple[int, ...] = setting(
-        (1, 2, 2, 2), "width of each resolution, in units of channels", least=1, most=64
-    )
-    blocks: int = setting(4, "residual blocks per resolution", least=1, most=64)
-    attention: tuple[int, ...] = setting(
-        (2, 3), "resolutions with attention, or none; l stands for maps of size / 2^l", least=0
-    )
-    dropout: float = setting(0.1, "dropout rate in residual blocks", least=0, most=0.99)
-    resample: Literal["pool", "conv"] = setting("pool", "average pooling, as in the paper, or strided convolutions")
-    groups: int | None = setting(
-        None, "groups of each normalisation; auto: 32, fewer where they would have less than four channels", least=1
-    )
 
 
 @dataclass(frozen=True)
@@ -140,18 +90,26 @@ class EngineConfig:
     )
 
 
+def _default(registry: Registry, name: str, part: str = "Settings") -> Any:
+    return field(default_factory=lambda: getattr(registry[name], part)())
+
+
 @dataclass(frozen=True)
 class Config:
-    """Everything that defines a training run."""
+    """Everything that defines a training run.
 
-    process: ProcessConfig = ProcessConfig()
-    network: NetworkConfig = NetworkConfig()
+    The settings of process, sampling and network are those of the process and the network that were chosen.
+    """
+
+    process: Any = _default(PROCESSES, "heat")
+    sampling: Any = _default(PROCESSES, "heat", "Sampling")
+    network: Any = _default(NETWORKS, "unet")
     data: DataConfig = DataConfig()
     trainer: TrainerConfig = TrainerConfig()
     engine: EngineConfig = EngineConfig()
 
     def __post_init__(self) -> None:
-        check_together(self.process, self.network)
+        PROCESSES.of(self.process).check(self.process, self.sampling)
 
     def with_settings(self, settings: Iterable[str]) -> Config:
         """A copy with `--set` words such as "process.K=50" applied."""
@@ -160,95 +118,84 @@ class Config:
             name, equals, value = word.partition("=")
             if not equals or not value:
                 raise UsageError(f"--set takes name=value, such as trainer.steps=1000, not {word!r}")
-            if name not in setting_names():
-                raise unknown("setting", name, setting_names())
-            section, key = name.split(".")
+            section, dot, key = name.partition(".")
+            if not dot or section not in vars(self):
+                raise unknown("setting", name, [name for name, _ in setting_rows()])
             tree.setdefault(section, {})[key] = value
-        return updated(self, tree)
+        return self.with_tree(tree)
+
+    def with_tree(self, tree: Mapping[str, Any]) -> Config:
+        """A copy with values from a nested mapping, section by section; what is not mentioned stays as it is.
+
+        Another process or network keeps what was changed of the earlier one's settings, if it has them too; sampling
+        starts afresh.
+        """
+        sections: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, values in tree.items():
+            if name not in sections:
+                raise unknown("group of settings", name, sections)
+            if not isinstance(values, Mapping):
+                raise UsageError(f"{name} is a group of settings, not {values!r}")
+        for name, registry in KINDS.items():
+            kind = tree.get(name, {}).get(KIND, registry.kind(sections[name]))
+            if kind != registry.kind(sections[name]):
+                sections[name] = _carried_over(sections[name], registry[str(kind)].Settings())
+                if registry is PROCESSES:
+                    sections["sampling"] = registry[str(kind)].Sampling()
+        process = f"the process {PROCESSES.kind(sections['process'])}"
+        owners = {"process": process, "sampling": f"sampling by {process}"}
+        owners["network"] = f"the network {NETWORKS.kind(sections['network'])}"
+        for name, values in tree.items():
+            rest = {key: value for key, value in values.items() if name not in KINDS or key != KIND}
+            sections[name] = updated(sections[name], rest, f"{name}.", owners.get(name, ""))
+        return Config(**sections)
+
+    def tree(self) -> dict[str, dict[str, Any]]:
+        """Nested dicts of plain values, which `with_tree` reads back."""
+        tree = {f.name: as_tree(getattr(self, f.name)) for f in fields(self)}
+        return tree | {name: {KIND: kinds.kind(getattr(self, name))} | tree[name] for name, kinds in KINDS.items()}
 
 
-def check_together(process: ProcessConfig, network: NetworkConfig) -> None:
-    """Refuse settings that are possible one by one but not together."""
-    if process.sigma_B_max is not None and process.sigma_B_max <= process.sigma_B_min:
-        raise UsageError(
-            f"process.sigma_B_max ({process.sigma_B_max:g}) must be larger than "
-            f"process.sigma_B_min ({process.sigma_B_min:g})"
-        )
-    if process.skip == "linear" and process.sigma < 1e-6:
-        raise UsageError("process.skip=linear needs process.sigma of at least 1e-6; below, set process.skip=identity")
-    if process.skip == "linear" and process.blur == "gaussian":
-        raise UsageError(
-            "process.skip=linear knows the heat equation only; with process.blur=gaussian, set it to identity"
-        )
-    if not network.multipliers:
-        raise UsageError("network.multipliers must give at least one resolution, such as 1,2,2")
-    if network.attention and max(network.attention) >= len(network.multipliers):
-        raise UsageError(
-            f"network.attention names resolution {max(network.attention)}, but network.multipliers "
-            f"gives only resolutions 0..{len(network.multipliers) - 1}"
-        )
-    if network.groups is not None and network.channels % network.groups:
-        raise UsageError(f"network.channels={network.channels} cannot be divided into network.groups={network.groups}")
+KIND = "kind"  # the setting that says which
+KINDS = {"process": PROCESSES, "network": NETWORKS}
 
 
-ConfigType = TypeVar("ConfigType")
-
-
-def updated(config: ConfigType, tree: Mapping[str, Any], place: str = "") -> ConfigType:
-    """A copy of a dataclass with values from a nested mapping; unknown names and wrong types are refused."""
-    hints = get_type_hints(type(config))
-    metadata = {f.name: f.metadata for f in fields(config)}  # type: ignore[arg-type]
-    changes = {}
-    for key, value in tree.items():
-        name = place + key
-        if key not in hints:
-            raise unknown("setting", name, [place + known for known in hints])
-        if "about" in metadata[key]:
-            changes[key] = _checked(name, hints[key], value, metadata[key])
-        elif isinstance(value, Mapping):
-            changes[key] = updated(getattr(config, key), value, f"{name}.")
-        else:
-            raise UsageError(f"{name} is a group of settings, not {value!r}")
-    return replace(config, **changes)  # type: ignore[type-var]
-
-
-def as_tree(config: Any) -> dict[str, Any]:
-    """A nested dict of plain values, which `updated` reads back."""
-    tree: dict[str, Any] = {}
-    for f in fields(config):
-        value = getattr(config, f.name)
-        if "about" not in f.metadata:
-            value = as_tree(value)
-        elif value is None:
-            value = AUTO
-        elif isinstance(value, tuple):
-            value = list(value)
-        tree[f.name] = value
-    return tree
+def _carried_over(old: Any, new: Any) -> Any:
+    """New settings, with those values of old ones of the same name that were not their defaults, if they can be."""
+    changed = {name: value for name, value in vars(old).items() if value != getattr(type(old)(), name)}
+    for name, value in changed.items():
+        with contextlib.suppress(UsageError):
+            new = updated(new, {name: value})
+    return new
 
 
 def differences(config: Config, other: Config) -> dict[str, tuple[Any, Any]]:
-    """The settings in which two configurations differ, with both values."""
-    one, two = as_tree(config), as_tree(other)
+    """The settings in which two configurations differ, with both values; None where one does not have it."""
+    one, two = config.tree(), other.tree()
     return {
-        name: (one[section][key], two[section][key])
-        for name in setting_names()
-        for section, key in [name.split(".")]
-        if one[section][key] != two[section][key]
+        f"{section}.{key}": (one[section].get(key), two[section].get(key))
+        for section in one
+        for key in [*one[section], *(key for key in two[section] if key not in one[section])]
+        if one[section].get(key) != two[section].get(key)
     }
 
 
-def setting_names() -> dict[str, str]:
-    """Every setting and what it is about, with its possible values, where they are few, and its default."""
-    names = {}
+def setting_rows() -> list[tuple[str, str]]:
+    """Every setting and what it is about; those of one process or network alone say whose they are."""
+    rows = []
     for section in fields(Config):
-        group = getattr(Config(), section.name)
-        for f in fields(group):
-            kind, default = get_type_hints(type(group))[f.name], as_tree(group)[f.name]
-            choices = f"{' | '.join(get_args(kind))}; " if get_origin(kind) is Literal else ""
-            shown = ",".join(map(str, default)) if isinstance(default, list) else str(default) or "none"
-            names[f"{section.name}.{f.name}"] = f"{f.metadata['about']} [{choices}default {shown}]"
-    return names
+        if section.name == "sampling":
+            groups = {name: PROCESSES[name].Sampling() for name in PROCESSES}
+        elif section.name in KINDS:
+            registry = KINDS[section.name]
+            rows.append((f"{section.name}.{KIND}", f"which {section.name} [{' | '.join(registry)}]"))
+            groups = {name: registry[name].Settings() for name in registry}
+        else:
+            groups = {"": getattr(Config(), section.name)}
+        for kind, group in groups.items():
+            label = f"{kind}: " if len(groups) > 1 else ""
+            rows += [(f"{section.name}.{name}", label + about) for name, about in described(group).items()]
+    return rows
 
 
 def presets() -> dict[str, str]:
@@ -280,13 +227,13 @@ def config_from_toml(text: str, origin: str) -> Config:
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{origin} is not valid TOML: {error}") from error
     tree.pop("about", None)
-    return updated(Config(), tree)
+    return Config().with_tree(from_0_1(tree))
 
 
 def config_to_toml(config: Config) -> str:
     """The fully resolved configuration; JSON's plain values are TOML's too, but for one character."""
     lines = []
-    for section, group in as_tree(config).items():
+    for section, group in config.tree().items():
         lines += [f"[{section}]"]
         lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in group.items()]
         lines += [""]
@@ -299,67 +246,3 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise IhdmError(f"cannot read {path}: {error}") from error
-
-
-def _checked(name: str, kind: Any, value: Any, limits: Mapping[str, Any]) -> Any:
-    value = _converted(name, kind, value)
-    for number in value if isinstance(value, tuple) else [value]:
-        if isinstance(number, (int, float)) and not isinstance(number, bool):
-            if not math.isfinite(number):
-                raise UsageError(f"{name} must be a finite number, not {number}")
-            if number < limits["least"]:
-                raise UsageError(f"{name} must be at least {limits['least']:g}, not {number}")
-            if number <= limits["above"]:
-                raise UsageError(f"{name} must be larger than {limits['above']:g}, not {number}")
-            if number > limits["most"]:
-                raise UsageError(f"{name} must be at most {limits['most']:g}, not {number}")
-    return value
-
-
-def _converted(name: str, kind: Any, value: Any) -> Any:
-    """`value`, a plain value or the text of one, as the type `kind`."""
-    if get_origin(kind) in (Union, UnionType):
-        if value is None or value == AUTO:
-            return None
-        (kind,) = (option for option in get_args(kind) if option is not NoneType)
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise UsageError(f"{name} must be one of {', '.join(map(repr, get_args(kind)))}, not {value!r}")
-        return value
-    if get_origin(kind) is tuple:
-        return _converted_tuple(name, kind, value)
-    if kind is bool and str(value).lower() in ("true", "false"):
-        return str(value).lower() == "true"
-    if kind is str and isinstance(value, str):
-        return value
-    if kind in (int, float) and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        number = _number(value)
-        if number is not None and (kind is float or number == number // 1):
-            return kind(number)
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    raise UsageError(f"{name} must be {words[kind]}, not {value!r}")
-
-
-def _converted_tuple(name: str, kind: Any, value: Any) -> tuple[int, ...]:
-    """(1, 2, 2) from [1, 2, 2] or "1,2,2", () from "none"; for a pair also 27x41, and 32 for both."""
-    item, pair = get_args(kind)[0], len(get_args(kind)) == 2 and get_args(kind)[1] is not Ellipsis
-    if isinstance(value, str):
-        text = value.strip("[]() ")
-        value = [] if text in ("", "none") else text.replace("x", ",").split(",")
-    items = list(value) if isinstance(value, (list, tuple)) else [value]
-    if pair and len(items) == 1:
-        items *= 2
-    if pair and len(items) != 2:
-        raise UsageError(f"{name} must be one number or two, height x width, not {value!r}")
-    return tuple(_converted(name, item, part) for part in items)
-
-
-def _number(value: int | float | str) -> int | float | None:
-    """A number, or None for a text that is none and for numbers beyond all use."""
-    for read in (int, float) if isinstance(value, str) else ():
-        try:
-            value = read(value)
-            break
-        except ValueError:
-            continue
-    return None if isinstance(value, str) or abs(value) > 1e300 else value

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ihdm.building import build_network
-from ihdm.config import Config, NetworkConfig, check_together, load_config, presets
+from ihdm.config import Config, load_config, presets
 from ihdm.data import ImageSet, image_shape
 from ihdm.errors import IhdmError, UsageError
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
-from ihdm.network import Block, UNet
+from ihdm.networks import build_network
+from ihdm.networks.unet import Block, UNet, UNetSettings
+from ihdm.processes.inverse_heat import as_published
 from ihdm.torch_archive import StoredTensor, read_archive
 
 GROUPS = 32  # of each normalisation, in their code always
@@ -73,8 +74,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 def fitting(config: Config, checkpoint: Checkpoint) -> ModelConfig:
     """The model that a configuration makes of a checkpoint; refuse a configuration that does not fit it."""
-    process = config.process
-    if (process.kind, process.skip, process.blur) != ("heat", "identity", "heat"):
+    if not as_published(config.process):
         raise UsageError(
             "the authors' networks add to the image itself what the heat equation took: use a preset of the paper, "
             "such as cifar10, or --set process.kind=heat process.skip=identity process.blur=heat"
@@ -116,11 +116,10 @@ def _model_config(config: Config, shapes: Shapes) -> ModelConfig:
     convolved = any(name.endswith(".op.weight") for name in shapes)
     network = replace(config.network, groups=GROUPS, resample="conv" if convolved else "pool")
     network = replace(network, blocks=_blocks(network, shapes))
-    check_together(config.process, network)
-    return ModelConfig(config.process, network, image_shape(config.data))
+    return ModelConfig(config.process, config.sampling, network, image_shape(config.data))
 
 
-def _blocks(network: NetworkConfig, shapes: Shapes) -> int:
+def _blocks(network: UNetSettings, shapes: Shapes) -> int:
     """Residual blocks per resolution: their encoder has a first layer, and a step down after each but the last."""
     numbers = [name.split(".")[1] for name in shapes if name.startswith("input_blocks.")]
     layers = 1 + max((int(number) for number in numbers if number.isdecimal() and len(number) < 6), default=0)
@@ -159,7 +158,7 @@ def _advice(shapes: Shapes) -> str:
     named = [
         name
         for name, config in configs.items()
-        if config.process.kind == "heat" and config.process.skip == "identity"
+        if as_published(config.process)
         if not _misfits(shapes, _expected(_model_config(config, shapes)))
     ]
     if named:

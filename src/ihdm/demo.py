@@ -10,6 +10,7 @@ from ihdm import pictures
 from ihdm.config import load_config
 from ihdm.data import evenly_spaced, load_images
 from ihdm.errors import IhdmError
+from ihdm.execution import Execution
 from ihdm.model import Model
 from ihdm.pixels import to_unit
 from ihdm.run import check_run
@@ -32,17 +33,17 @@ def run_demo(out: Path, settings: Iterable[str] = ()) -> None:
         raise IhdmError(f"stopped at step {trainer.step:,}; run the demo again to go on from there")
 
     model = Model.from_pretrained(out / "model")
-    samples = model.sample(SAMPLES, progress=True)
+    samples = model.sample(SAMPLES, execution=Execution(progress=True))
     real = to_unit(images.train[evenly_spaced(len(images.train), SAMPLES)])
     page = pictures.beside(pictures.grid(samples, caption="generated"), pictures.grid(real, caption="real"))
     page.save(out / "samples.png")
 
-    states = list(model.trajectory(MOVING))
-    columns = [u[:ROWS] for u in pictures.evenly(states, model.process.K, COLUMNS)]
+    states, levels = list(model.trajectory(MOVING)), model.process.levels()
+    columns = [u[:ROWS] for u in pictures.evenly(states, levels, COLUMNS)]
     pictures.sequence(columns, caption="from blank to sharp").save(out / "sequence.png")
-    pictures.animation(out / "growth.gif", pictures.evenly(states, model.process.K, FRAMES))
+    pictures.animation(out / "growth.gif", pictures.evenly(states, levels, FRAMES))
 
-    larger = Model.from_pretrained("mnist").sample(LARGER, progress=True)
+    larger = Model.from_pretrained("mnist").sample(LARGER, execution=Execution(progress=True))
     pictures.grid(larger, caption="by a model that was trained longer").save(out / "mnist.png")
 
     print(

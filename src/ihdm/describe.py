@@ -8,12 +8,12 @@ from functools import partial
 import torch
 
 from ihdm import memory
-from ihdm.building import build_network, build_schedule
-from ihdm.config import Config, ProcessConfig
+from ihdm.config import Config
 from ihdm.data import image_shape
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
-from ihdm.prior import Prior
+from ihdm.networks import build_network
+from ihdm.registry import NETWORKS, PROCESSES
 
 SAMPLE_BATCH = 16
 
@@ -21,7 +21,7 @@ SAMPLE_BATCH = 16
 def preset(config: Config) -> dict[str, str]:
     """What training with a configuration would make."""
     shape = image_shape(config.data)
-    described = ModelConfig(config.process, config.network, shape)
+    described = ModelConfig.of(config, shape)
     trainer = config.trainer
     part = -(-trainer.batch_size // trainer.accumulate)
     build = partial(build_network, described, config.engine.checkpoint)
@@ -40,11 +40,7 @@ def model(name: str) -> dict[str, str]:
     rows = _rows(config) | {"trained": f"{config.steps:,} steps on {config.data}"}
     if config.origin:
         rows["trained"] = f"{config.steps:,} steps with the authors' code; converted from {config.origin}"
-    if isinstance(loaded.prior, Prior):
-        prior = loaded.prior.coefficients
-        size = f"{prior[0].numel()} coefficients each, {_bytes(prior.nbytes)}"
-        rows["prior"] = f"{len(prior):,} blurred images, {size}"
-    return rows
+    return rows | {"sampling": loaded.process.sampling_words()} | loaded.process.facts()
 
 
 def _rows(config: ModelConfig) -> dict[str, str]:
@@ -56,7 +52,7 @@ def _rows(config: ModelConfig) -> dict[str, str]:
     return {
         "images": f"{channels} x {' x '.join(map(str, grid))} (channels x height x width)",
         "network": f"{parameters:,} parameters ({_bytes(4 * parameters)}); {_network_words(config)}",
-        "process": _process_words(config.process, grid),
+        "process": PROCESSES.of(config.process).summary(config.process, config.sampling, config.shape),
         "to sample": f"about {words}, with {SAMPLE_BATCH} images at a time",
     }
 
@@ -66,23 +62,8 @@ def _memory_words(needed: Callable[[torch.dtype], int]) -> str:
 
 
 def _network_words(config: ModelConfig) -> str:
-    network = config.network
-    sizes = ["x".join(str(-(-n // 2**level)) for n in config.shape[1:]) for level in network.attention]
-    widths = ", ".join(str(network.channels * multiplier) for multiplier in network.multipliers)
-    where = ", ".join(sizes) or "the middle only"
-    return f"{widths} channels, {network.blocks} block{'s' * (network.blocks > 1)} each, attention at {where}"
-
-
-def _process_words(process: ProcessConfig, grid: list[int]) -> str:
-    if process.kind == "ddpm":
-        return f"denoising diffusion, K = {process.K}, {process.betas} betas, eta {process.delta_ratio:g}"
-    schedule = build_schedule(process, grid)
-    delta = process.delta_ratio * process.sigma
-    filter = ", Gaussian filter" if process.blur == "gaussian" else ""
-    return (
-        f"K = {process.K}, sigma_B {schedule.sigma_B_min:g} to {schedule.sigma_B_max:g} pixels, "
-        f"sigma {process.sigma:g}, delta {delta:g}, {process.skip} skip{filter}"
-    )
+    network = NETWORKS.of(config.network)
+    return network.words(config.network, config.shape) if hasattr(network, "words") else NETWORKS.kind(config.network)
 
 
 def _bytes(n: float) -> str:

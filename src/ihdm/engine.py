@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import faulthandler
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -17,12 +21,13 @@ from torch.func import functional_call
 from ihdm import kernels
 from ihdm.config import Device, Precision
 from ihdm.errors import UsageError
-from ihdm.processes import Network
+from ihdm.networks import float32_layers, has_fused_path
 
 Module = TypeVar("Module", bound=nn.Module)
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 LEAST_BF16_PIXELS = 24 * 24  # smaller images are no faster in bfloat16 on a CPU (docs/design.md)
+PATIENCE = 10.0  # seconds for a small product
 
 
 def choose_device(name: Device = "auto") -> torch.device:
@@ -60,48 +65,75 @@ def choose_precision(name: Precision, device: torch.device, pixels: int) -> torc
 
     The choice does not depend on timing, so that the same command gives the same result.
     """
+    if name == "bf16" and device.type == "cpu" and not _survives_bf16():
+        raise UsageError("this processor claims to compute in bfloat16, and breaks off when it does; take float32")
     if name != "auto":
         return {"float32": torch.float32, "bf16": torch.bfloat16}[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    native = device.type == "cpu" and _cpu_computes_in_bf16()
-    return torch.bfloat16 if native and pixels >= LEAST_BF16_PIXELS else torch.float32
+    native = device.type == "cpu" and pixels >= LEAST_BF16_PIXELS and _claims_bf16() and _survives_bf16()
+    return torch.bfloat16 if native else torch.float32
 
 
-def _cpu_computes_in_bf16() -> bool:
+def _claims_bf16() -> bool:
     """Whether the processor has instructions for it, without which bfloat16 is only a detour."""
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # absent from some versions of torch
     return any(getattr(torch.cpu, check, lambda: False)() for check in checks)
 
 
+@cache
+def _survives_bf16() -> bool:
+    """Whether a product in bfloat16 comes to its end: some virtual machines claim AMX and kill whoever uses it."""
+    return not hasattr(os, "fork") or survives(lambda: torch.ones(64, 64).bfloat16() @ torch.ones(64, 64).bfloat16())
+
+
+def survives(work: Callable[[], Any]) -> bool:
+    """Whether work comes to its end, tried in a child, which takes milliseconds; one that hangs counts as killed."""
+    child = os.fork()
+    if child == 0:
+        faulthandler.disable()  # its end is no news
+        torch.set_num_threads(1)  # threads do not outlive a fork
+        work()
+        os._exit(0)
+    end = time.monotonic() + PATIENCE
+    while (found := os.waitpid(child, os.WNOHANG))[0] == 0:
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.002)
+    return found[1] == 0
+
+
 class Lowered(nn.Module):
     """A network that computes in `precision` from float32 weights, and answers in float32.
 
-    With the GPU's kernels, vectors stay as they are and are given for each image; else those of normalisations stay.
+    With the GPU's kernels, vectors stay as they are and are given for each image; else those of the layers that the
+    network names stay.
     """
 
     def __init__(self, network: nn.Module, precision: torch.dtype, fused: bool = True):
         super().__init__()
-        self.network, self.precision, self.fused = network, precision, fused
+        self.network, self.precision, self.fused = network, precision, fused and has_fused_path(network)
 
-    def forward(self, u: Tensor, k: Tensor) -> Tensor:
+    def forward(self, u: Tensor, k: Tensor, *condition: Tensor) -> Tensor:
         named = dict(self.network.named_parameters())
         if self.fused and kernels.usable(u.device, self.precision):
             vectors = [name for name, weight in named.items() if weight.ndim == 1]
             kept = dict(zip(vectors, _PerImage.apply(len(u), *(named[name] for name in vectors))))
         else:
-            kept = {f"{name}.{part}": named[f"{name}.{part}"] for name in self._norms() for part in ("weight", "bias")}
+            kept = {name: named[name] for name in self._kept()}
         converted = [name for name in named if name not in kept]
         lower = dict(zip(converted, _Convert.apply(self.precision, *(named[name] for name in converted))))
-        return functional_call(self.network, kept | lower, (u.to(self.precision), k)).float()
+        return functional_call(self.network, kept | lower, (u.to(self.precision), k, *condition)).float()
 
-    def _norms(self) -> list[str]:
-        return [name for name, module in self.network.named_modules() if isinstance(module, nn.GroupNorm)]
+    def _kept(self) -> list[str]:
+        layers = float32_layers(self.network)
+        modules = [(name, module) for name, module in self.network.named_modules() if isinstance(module, layers)]
+        return [f"{name}.{part}" for name, module in modules for part, _ in module.named_parameters(recurse=False)]
 
 
 def compile_ahead(network: nn.Module, u: Tensor, precision: torch.dtype) -> None:
     """Compile the kernels that the network needs for batches like `u`, with gradients if it is being trained."""
-    if not kernels.usable(u.device, precision):
+    if not (has_fused_path(network) and kernels.usable(u.device, precision)):
         return
     lower = Lowered(copy.deepcopy(network).to("meta"), precision)
     with kernels.compile_ahead(), torch.set_grad_enabled(network.training):
@@ -153,25 +185,25 @@ def placed(network: Module, device: torch.device) -> Module:
     return network.to(device=device, memory_format=order)  # type: ignore[call-overload]
 
 
-def inference(network: nn.Module, precision: torch.dtype = torch.float32, fused: bool = True) -> Network:
+def inference(network: nn.Module, precision: torch.dtype = torch.float32, fused: bool = True) -> Callable[..., Tensor]:
     """A copy of the network as it is now, for use without gradients or dropout; it answers in float32."""
     device = next(network.parameters()).device
     frozen = placed(copy.deepcopy(network), device).eval().requires_grad_(False)
-    fused = fused and kernels.usable(device, precision)
+    fused, kept = fused and has_fused_path(network) and kernels.usable(device, precision), float32_layers(network)
     for module in frozen.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
             if fused and weight.ndim == 1:
                 converted = weight[None]
-            elif isinstance(module, nn.GroupNorm):
+            elif isinstance(module, kept):
                 continue
             else:
                 converted = weight.to(precision)
             delattr(module, name)
             module.register_buffer(name, converted)
 
-    def run(u: Tensor, k: Tensor) -> Tensor:
+    def run(u: Tensor, k: Tensor, *condition: Tensor) -> Tensor:
         with torch.inference_mode():
-            return frozen(u.to(precision), k).float()
+            return frozen(u.to(precision), k, *condition).float()
 
     return run
 
@@ -204,11 +236,12 @@ class Recorded:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._stream = torch.cuda.Stream(device)
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
+    def __call__(self, *inputs: Tensor | None) -> Tensor:
+        """Inputs that are None must always be."""
         with torch.cuda.device(self.device):
             return self._call(inputs)
 
-    def _call(self, inputs: Sequence[Tensor]) -> Tensor:
+    def _call(self, inputs: Sequence[Tensor | None]) -> Tensor:
         with _choosing_algorithms():
             if self.warmup > 0:
                 self.warmup -= 1
@@ -216,11 +249,12 @@ class Recorded:
             if self._graph is None:
                 self._record(inputs)
         for held, given in zip(self._inputs, inputs):
-            held.copy_(given, non_blocking=True)
+            if held is not None and given is not None:
+                held.copy_(given, non_blocking=True)
         self._graph.replay()  # type: ignore[union-attr]
         return self._outputs.clone()
 
-    def _aside(self, inputs: Sequence[Tensor]) -> Tensor:
+    def _aside(self, inputs: Sequence[Tensor | None]) -> Tensor:
         """Run on another stream, as recording will."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -228,8 +262,8 @@ class Recorded:
         torch.cuda.current_stream().wait_stream(self._stream)
         return outputs.clone()
 
-    def _record(self, inputs: Sequence[Tensor]) -> None:
-        self._inputs = [given.clone() for given in inputs]
+    def _record(self, inputs: Sequence[Tensor | None]) -> None:
+        self._inputs = [None if given is None else given.clone() for given in inputs]
         graph = torch.cuda.CUDAGraph()
         for generator in self.generators:
             graph.register_generator_state(generator)

@@ -13,25 +13,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ihdm.constant import Constant
+
 # Beyond this length a matrix per sample costs more memory than a fast transform and, on a CPU, time (docs/design.md).
 LONGEST_MATRIX_AXIS = 512
 
 Operator = Callable[[Tensor], Tensor]
-
-
-class Constant:
-    """A float64 tensor and its copies, one for each device and precision that has asked for it."""
-
-    def __init__(self, value: Tensor):
-        self.value = value.detach().to("cpu", torch.float64)
-        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
-
-    def like(self, u: Tensor) -> Tensor:
-        """The constant on the device and in the precision of `u`."""
-        key = (u.device, u.dtype)
-        if key not in self._copies:
-            self._copies[key] = self.value.to(u.device, u.dtype)
-        return self._copies[key]
 
 
 class GridLaplacian:
@@ -54,10 +41,13 @@ class GridLaplacian:
         """All eigenvalues, float64, shape `grid`; none is positive."""
         return self._eigenvalues.value
 
+    def eigenvalues_like(self, u: Tensor) -> Tensor:
+        """The eigenvalues on the device and in the precision of `u`."""
+        return self._eigenvalues.like(u)
+
     def decay(self, t: Tensor, like: Tensor) -> Tensor:
         """exp(t eigenvalues), shape (B, 1, *grid) for `t` of shape (B,): what F(t) does to each coefficient (Eq. 2)."""
-        eigenvalues = self._eigenvalues.like(like)
-        return torch.exp(t.to(like).view(-1, 1, *[1] * len(self.grid)) * eigenvalues)
+        return torch.exp(t.to(like).view(-1, 1, *[1] * len(self.grid)) * self.eigenvalues_like(like))
 
     def to_spectrum(self, u: Tensor, lowest: Sequence[int] | None = None) -> Tensor:
         """u_hat = V^T u (Eq. 2), or only its `lowest` frequencies along each axis, which takes little time."""

@@ -1,35 +1,48 @@
 """The bound on the negative log-likelihood of images (Eq. 5-10, App. A.2-A.3), in nats, for each image.
 
--log p(u_0) <= L_K + L_{K-1} + ... + L_1 + L_0. What a network has to be asked are squared errors, and what the prior
-has to be asked are squared distances; delta enters through closed forms only, so that any number of them costs no more
-than one.
+-log p(u_0) <= L_K + L_{K-1} + ... + L_1 + L_0. A process says what its terms are made of (`Bounding`); one pass of the
+network at each level serves all the bounds that it has.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from ihdm.noise import mix_seed
+from ihdm.noise import Purpose, mix_seed
 from ihdm.prior import Prior
 
-LEVELS_STREAM = 5  # keeps the drawing of levels apart from other uses of the same seed
+if TYPE_CHECKING:
+    from ihdm.processes.process import Network
+
 BLOCK = 2**22  # distances that are held at a time
 BITS = 8  # of a pixel
+HALF_STEP = 1 / 510  # half the distance of two 8-bit values in [0, 1]
+ROUNDING = 1 / (255 * math.sqrt(12))  # the standard deviation of rounding to 8 bits
+LEAST = 1e-12  # probability that an 8-bit value is given at least
+
+
+@dataclass(frozen=True)
+class Row:
+    """A bound by its name; delta_ratio: of the paper's steps that it is of, if it is."""
+
+    name: str
+    delta_ratio: float | None = None
 
 
 @dataclass(frozen=True)
 class Bound:
-    """An upper bound of -log p(u_0) with sampling noise delta, in nats, one number for each image.
+    """An upper bound of -log p(u_0), in nats, one number for each image.
 
     chain: the sum L_1 + ... + L_{K-1}, or an estimate of it from some of the levels.
     """
 
-    delta: float
+    row: Row
     L_0: Tensor
     chain: Tensor
     L_K: Tensor
@@ -37,6 +50,24 @@ class Bound:
     @property
     def total(self) -> Tensor:
         return self.L_0 + self.chain + self.L_K
+
+
+class Bounding(Protocol):
+    """What a process needs to bound likelihoods, in as many ways as there are rows."""
+
+    rows: list[Row]
+
+    def fit(self, network: Network, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Learn what the last step needs, such as its variance, from training images and noise."""
+
+    def ask(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+        """What the terms at level k of each image are made of, (B, some numbers)."""
+
+    def terms(self, answers: Tensor, first: bool) -> Tensor:
+        """L_{k-1}, (..., rows), from (..., some numbers); first: whether k = 1."""
+
+    def prior_terms(self, u_0: Tensor) -> Tensor:
+        """L_K, (B, rows), float64."""
 
 
 def gaussian_kl(squared: Tensor, dimensions: int, sigma: float, delta: float) -> Tensor:
@@ -69,73 +100,58 @@ def prior_term(prior: Prior, u_0: Tensor, sigma: float, deltas: Sequence[float])
     return nearness.new_tensor(common)[:, None] + math.log(len(prior)) - nearness
 
 
-def bounds(
-    errors: Tensor,
-    levels: Tensor,
-    prior_terms: Tensor,
-    K: int,
-    dimensions: int,
-    sigma: float,
-    deltas: Sequence[float],
-) -> list[Bound]:
-    """The bound of each image for each delta (Eq. 5-7).
+def discrete_nll(u_0: Tensor, mean: Tensor, spread: Tensor | float) -> Tensor:
+    """-log P of 8-bit values under a Gaussian whose tails belong to the ends (Ho et al. 2020, Eq. 13), for each pixel.
 
-    errors: || mu(u_k, k) - F(t_{k-1}) u_0 ||^2 at the `levels` k of each image, both (images, m): 1 first, and then all
-    of 2..K or some, drawn without preference, which stand for all. prior_terms: (deltas, images).
+    It is counted as that of a density, less log 256, so that bits per dimension are the same for both.
     """
-    errors = errors.double()
-    _check_levels(errors, levels)
-    return [
-        Bound(
-            delta,
-            gaussian_nll(errors[:, 0], dimensions, delta),
-            _sum_of_all(gaussian_kl(errors[:, 1:], dimensions, sigma, delta), K),
-            term.cpu(),
-        )
-        for delta, term in zip(deltas, prior_terms)
-    ]
+    upper = torch.where(u_0 > 1 - HALF_STEP, torch.inf, (u_0 + HALF_STEP - mean) / spread)
+    lower = torch.where(u_0 < HALF_STEP, -torch.inf, (u_0 - HALF_STEP - mean) / spread)
+    flip = (lower > 0) & lower.isfinite()  # both tails are computed on the side where they are small
+    upper, lower = torch.where(flip, -lower, upper), torch.where(flip, -upper, lower)
+    probability = torch.special.ndtr(upper) - torch.special.ndtr(lower)
+    return -probability.clamp_min(LEAST).log() - BITS * math.log(2)
 
 
-def bound_of_terms(terms: Tensor, levels: Tensor, prior_terms: Tensor, K: int) -> Bound:
-    """The bound of each image from its terms at some levels, (images, m), as of a process that knows no delta."""
-    terms = terms.double()
-    _check_levels(terms, levels)
-    return Bound(1.0, terms[:, 0], _sum_of_all(terms[:, 1:], K), prior_terms.double().cpu())
+def bounds(bounding: Bounding, answers: Tensor, levels: Tensor, prior_terms: Tensor, K: int) -> list[Bound]:
+    """The bounds of each image (Eq. 5-7).
 
-
-def _check_levels(values: Tensor, levels: Tensor) -> None:
-    if values.shape != levels.shape or bool((levels[:, 0] != 1).any()):
+    answers: at the `levels` k of each image, (images, m, some numbers) and (images, m): 1 first, and then all of 2..K
+    or some, drawn without preference, which stand for all. prior_terms: (images, rows).
+    """
+    if answers.shape[:2] != levels.shape or bool((levels[:, 0] != 1).any()):
         raise ValueError("the first level of each image must be 1, which L_0 is made of")
-
-
-def _sum_of_all(terms: Tensor, K: int) -> Tensor:
-    """The sum over levels 2..K, of which those that were drawn stand for all."""
-    return (K - 1) / max(1, terms.shape[1]) * terms.sum(1)
+    L_0 = bounding.terms(answers[:, 0].double(), first=True)
+    chain = bounding.terms(answers[:, 1:].double(), first=False).sum(1) * (K - 1) / max(1, answers.shape[1] - 1)
+    parts = zip(bounding.rows, L_0.T, chain.T, prior_terms.double().cpu().T)
+    return [Bound(*part) for part in parts]
 
 
 def chosen_levels(K: int, images: Sequence[int], count: int | None, seed: int) -> Tensor:
-    """Levels at which to ask the network, (images, m): 1 and all others, or 1 and `count` others of each image's own.
+    """Levels to evaluate the network at, (images, m): 1 and all others, or 1 and `count` others of each image's own.
 
     They depend on the seed and the image's number alone, and no level is drawn twice for an image.
     """
     if count is not None and count < 1:
-        raise ValueError(f"at least one level beside the first must be asked, not {count}")
+        raise ValueError(f"at least one level beside the first is needed, not {count}")
     if count is None or count >= K - 1:
         return torch.arange(1, K + 1).expand(len(images), K)
     rows = []
     for image in images:
-        generator = torch.Generator().manual_seed(mix_seed(seed, LEVELS_STREAM, image))
+        generator = torch.Generator().manual_seed(mix_seed(seed, Purpose.LEVELS, image))
         rows.append(
             torch.cat([torch.ones(1, dtype=torch.long), 2 + torch.randperm(K - 1, generator=generator)[:count]])
         )
     return torch.stack(rows) if rows else torch.empty(0, 1 + count, dtype=torch.long)
 
 
-def mean_by_level(errors: Tensor, levels: Tensor, K: int) -> Tensor:
-    """The mean of the errors at each level 1..K over the images that were asked there; nan where none was."""
+def terms_by_level(bounding: Bounding, answers: Tensor, levels: Tensor, K: int) -> Tensor:
+    """The mean of L_0, ..., L_{K-1} over the images that were looked at there, (K, rows); nan where none was."""
+    first = bounding.terms(answers[:, :1].double(), first=True)
+    terms = torch.cat([first, bounding.terms(answers[:, 1:].double(), first=False)], 1).flatten(0, 1)
     where = levels.flatten() - 1
-    total = torch.zeros(K, dtype=torch.float64).index_add(0, where, errors.flatten().double())
-    return total / torch.bincount(where, minlength=K)
+    total = terms.new_zeros(K, terms.shape[1]).index_add(0, where, terms)
+    return total / torch.bincount(where, minlength=K)[:, None]
 
 
 def bits_per_dimension(nats: Tensor, dimensions: int) -> Tensor:

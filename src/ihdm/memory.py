@@ -29,7 +29,7 @@ def to_sample(
     """
     with torch.device("meta"), torch.no_grad():
         network = build().eval()
-        u, k = torch.empty(batch, *shape), torch.ones(batch)
+        u, k = torch.empty(batch, *shape), torch.ones(batch, dtype=torch.long)
         peak = _peak(lambda: lowered(network, precision, fused)(u, k))
     return sum(p.nbytes for p in network.parameters()) + u.nbytes + peak
 
@@ -40,7 +40,7 @@ def to_train(
     """Bytes for weights, gradients, Adam and the average, and for the largest moment of a step."""
     with torch.device("meta"):
         network = build().train()
-        u, k = torch.empty(batch, *shape), torch.ones(batch)
+        u, k = torch.empty(batch, *shape), torch.ones(batch, dtype=torch.long)
         peak = _peak(lambda: lowered(network, precision, fused)(u, k).sum().backward())
     return 4 * sum(p.nbytes for p in network.parameters()) + u.nbytes + peak  # the gradients are in the peak
 

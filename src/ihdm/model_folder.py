@@ -9,31 +9,40 @@ import json
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import safetensors
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ihdm.config import NetworkConfig, ProcessConfig, as_tree, check_together, read_text, updated
+from ihdm.config import Config, read_text
+from ihdm.earlier import from_0_1
 from ihdm.errors import IhdmError
+from ihdm.registry import PROCESSES
 
 CONFIG, WEIGHTS, PRIOR, CARD = "config.json", "model.safetensors", "prior.safetensors", "README.md"
-LATER = {"groups"}  # settings that folders of earlier versions do not have; the defaults are what those did
-
-SectionType = TypeVar("SectionType", ProcessConfig, NetworkConfig)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What config.json says: all that the tensors do not; origin: the checkpoint that it was converted from, if any."""
+    """What config.json says: all that the tensors do not.
 
-    process: ProcessConfig
-    network: NetworkConfig
+    process, sampling, network: settings; sampling is how samples are made unless told otherwise.
+    origin: the checkpoint that it was converted from, if any.
+    """
+
+    process: Any
+    sampling: Any
+    network: Any
     shape: tuple[int, int, int]
     data: str = ""
     steps: int = 0
     origin: str = ""
+
+    @classmethod
+    def of(cls, config: Config, shape: tuple[int, int, int], data: str = "") -> ModelConfig:
+        """The model that a training run makes."""
+        return cls(config.process, config.sampling, config.network, shape, data)
 
 
 def shipped() -> dict[str, Path]:
@@ -68,35 +77,28 @@ def locate(name: str | Path) -> Path:
 
 
 def write_config(folder: Path, config: ModelConfig) -> None:
-    tree: dict[str, Any] = {"process": as_tree(config.process), "network": as_tree(config.network)}
+    settings = Config(config.process, config.sampling, config.network).tree()
+    tree: dict[str, Any] = {name: settings[name] for name in ("process", "sampling", "network")}
     tree |= {"shape": list(config.shape), "data": config.data, "steps": config.steps}
     tree |= {"origin": config.origin} if config.origin else {}
     (folder / CONFIG).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The config of a model folder, with nothing left out and nothing impossible in it."""
+    """The config of a model folder. Settings that it does not mention have their defaults; unknown ones are refused."""
     path = folder / CONFIG
     if not path.exists():
         raise IhdmError(f"{folder} is not a model folder: {CONFIG} is missing")
     try:
         tree = json.loads(read_text(path))
-        process = _section(ProcessConfig(), tree["process"], "process.")
-        network = _section(NetworkConfig(), tree["network"], "network.")
-        check_together(process, network)
-        channels, height, width = (_count(n, 1) for n in tree["shape"])
-        words = str(tree["data"]), _count(tree["steps"], 0), str(tree.get("origin", ""))
-        return ModelConfig(process, network, (channels, height, width), *words)
+        rest = {name: tree.pop(name) for name in ("shape", "data", "steps", "origin") if name in tree}
+        settings = Config().with_tree({"process": tree["process"], "network": tree["network"]} | from_0_1(tree))
+        channels, height, width = (_count(n, 1) for n in rest["shape"])
+        words = str(rest["data"]), _count(rest["steps"], 0), str(rest.get("origin", ""))
+        parts = settings.process, settings.sampling, settings.network
+        return ModelConfig(*parts, (channels, height, width), *words)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IhdmError(f"{path} is not the config of a model ({type(error).__name__}: {error})") from error
-
-
-def _section(default: SectionType, tree: Any, place: str) -> SectionType:
-    """A section of the config, in which nothing may be left out that was there from the beginning."""
-    missing = [name for name in as_tree(default) if name not in tree and name not in LATER]
-    if missing:
-        raise ValueError(f"{place}{missing[0]} is missing")
-    return updated(default, tree, place)
 
 
 def _count(number: Any, least: int) -> int:
@@ -105,31 +107,32 @@ def _count(number: Any, least: int) -> int:
     return number
 
 
-def read_tensors(path: Path, expected: dict[str, tuple[int, ...]] | None = None) -> dict[str, Tensor]:
-    """The tensors of a file, which must be exactly the floating point tensors `expected`, if given."""
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file."""
     if not path.exists():
         raise IhdmError(f"{path.parent} is not a complete model folder: {path.name} is missing")
     try:
-        tensors = load_file(path)
+        return load_file(path)
     except PermissionError as error:
         raise IhdmError(f"{path} may not be read by this user") from error
     except (OSError, safetensors.SafetensorError) as error:
         raise IhdmError(f"{path} is damaged ({error}); copy or train the model again") from error
-    if expected is None:
-        return tensors
+
+
+def check_weights(path: Path, weights: dict[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
+    """Refuse weights that are not exactly the floating point tensors of the expected names and shapes."""
     misfits = [
-        *(f"{name} is missing" for name in expected if name not in tensors),
-        *(f"{name} is not expected" for name in tensors if name not in expected),
+        *(f"{name} is missing" for name in expected if name not in weights),
+        *(f"{name} is not expected" for name in weights if name not in expected),
         *(
-            f"{name} is {tensors[name].dtype} of shape {tuple(tensors[name].shape)}, not of shape {shape}"
+            f"{name} is {weights[name].dtype} of shape {tuple(weights[name].shape)}, not of shape {shape}"
             for name, shape in expected.items()
-            if name in tensors and (tensors[name].shape != shape or not tensors[name].is_floating_point())
+            if name in weights and (weights[name].shape != shape or not weights[name].is_floating_point())
         ),
     ]
     if misfits:
         more = f" and {len(misfits) - 3} more" if len(misfits) > 3 else ""
         raise IhdmError(f"{path} does not fit {CONFIG}: {'; '.join(misfits[:3])}{more}")
-    return tensors
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -139,8 +142,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 def write_card(folder: Path, config: ModelConfig, rows: dict[str, str]) -> None:
     """README.md: what the model is, for those who find the folder; `rows` become a table."""
-    channels, height, width = config.shape
-    depth = f"{channels} channel{'s' * (channels != 1)}"
+    process, (channels, height, width) = PROCESSES.of(config.process), config.shape
     origin = f"Trained with ihdm on `{config.data}` for {config.steps:,} steps."
     if config.origin:
         origin = (
@@ -148,13 +150,20 @@ def write_card(folder: Path, config: ModelConfig, rows: dict[str, str]) -> None:
             f"from their checkpoint `{config.origin}`. The prior is of `{config.data}`."
         )
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    prior = (
+        ""
+        if "prior" not in rows
+        else (
+            "The prior holds blurred copies of the training images: share the folder only where you may share those.\n"
+        )
+    )
     text = f"""---
 library_name: ihdm
-tags: [inverse-heat-dissipation, unconditional-image-generation]
+tags: [{process.title.replace(" ", "-")}, unconditional-image-generation]
 ---
-# An inverse heat dissipation model
+# A model of {process.title}
 
-Images of {height}x{width} pixels, {depth}, grown from blur in {config.process.K} steps.
+Images of {height}x{width} pixels, {channels} channel{"s" * (channels != 1)}, {process.grown}.
 {origin}
 
 | | |
@@ -167,7 +176,6 @@ from ihdm import Model
 images = Model.from_pretrained("path/to/this/folder").sample(16, seed=0)
 ```
 
-Method: Rissanen, Heinonen, Solin, *Generative Modelling with Inverse Heat Dissipation*, ICLR 2023.
-The prior holds blurred copies of the training images: share the folder only where you may share those.
-"""
-    (folder / CARD).write_text(text, encoding="utf-8")
+{f"Method: {process.method}." if process.method else ""}
+{prior}"""
+    (folder / CARD).write_text(text.rstrip() + "\n", encoding="utf-8")

@@ -10,12 +10,27 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-PRIOR_CHOICE = 0  # the stream from which an image picks its prior component; steps use streams 1, 2, ..., K + 1
+PRIOR_CHOICE = 0  # the step from which an image picks its prior component; others are 1, 2, ..., K + 1
+
+
+class Purpose(IntEnum):
+    """What one seed is used for, so that no two uses share their numbers."""
+
+    SHUFFLE = 1  # the order of images
+    STEP = 2  # levels, noise and mirroring of a training step
+    INIT = 3  # untrained weights
+    HELD_OUT = 4  # levels and noise of the held-out loss
+    LEVELS = 5  # levels that a bound is estimated at
+    KID = 6  # subsets of KID
+    DROPOUT = 7
+    SHARDS = 8  # the order of a stream's shards
+    WINDOW = 9  # the order of images within a stream's window
 
 
 class Noise(Protocol):
@@ -92,7 +107,7 @@ def mix_seed(*numbers: int) -> int:
     """One non-negative 63-bit seed from several integers, well spread even if they are small and consecutive."""
     key = 0
     for number in numbers:
-        digest = hashlib.blake2b(f"{key} {number}".encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(f"{key} {int(number)}".encode(), digest_size=8).digest()
         key = int.from_bytes(digest, "little") & _MAX
     return key
 

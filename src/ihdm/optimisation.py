@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ihdm.config import TrainerConfig
+from ihdm.sharding import own_part
 
 
 def learning_rate(settings: TrainerConfig, step: int) -> float:
@@ -20,12 +21,15 @@ def averaging_weight(settings: TrainerConfig, step: int) -> float:
     return 1 - min(settings.ema, (1 + step) / (10 + step)) if step else 1.0
 
 
-def averaging(average: nn.Module, network: nn.Module) -> torch.optim.Optimizer:
-    """An optimiser that moves `average` towards `network` by the share that is its learning rate.
+@torch.no_grad()
+def follow(average: nn.Module, network: nn.Module, weight: Tensor) -> None:
+    """average += weight (network - average), a few launches for all weights; of divided ones each process its part.
 
-    average += weight (network - average) is a gradient step on |average - network|^2 / 2, and as such PyTorch
-    has it in one pass over all weights, with a weight that may lie on the GPU.
+    The parts are asked for anew each time: FSDP moves them in memory when a network first computes or is loaded.
     """
-    for averaged, current in zip(average.parameters(), network.parameters()):
-        averaged.grad = current.detach()
-    return torch.optim.SGD(average.parameters(), lr=1.0, weight_decay=1.0, maximize=True, fused=True)
+    averages, weights = ([own_part(p) for p in module.parameters()] for module in (average, network))
+    change = torch._foreach_sub(weights, averages)
+    torch._foreach_mul_(change, weight)
+    torch._foreach_add_(averages, change)
+    for kept, now in zip(average.buffers(), network.buffers()):  # such as a normalisation's, averages already
+        kept.copy_(now)

@@ -52,15 +52,16 @@ def sequence(states: Sequence[Tensor], caption: str = "") -> Image.Image:
     return grid(rows, columns=len(states), caption=caption)
 
 
-def evenly(trajectory: Iterable[tuple[int, Tensor]], K: int, count: int) -> list[Tensor]:
-    """At most `count` of the states u_K, ..., u_0 of a trajectory, evenly spaced, both ends included."""
-    wanted = even_levels(K, count)
+def evenly(trajectory: Iterable[tuple[int, Tensor]], levels: Sequence[int], count: int) -> list[Tensor]:
+    """At most `count` of the states of a trajectory through the levels, evenly spaced, both ends included."""
+    wanted = some_of(levels, count)
     return [u for k, u in trajectory if k in wanted]
 
 
-def even_levels(K: int, count: int) -> list[int]:
-    """At most `count` of the levels K..0, evenly spaced, both ends included."""
-    return sorted({round(i * K / max(count - 1, 1)) for i in range(count)}, reverse=True)
+def some_of(levels: Sequence[int], count: int) -> list[int]:
+    """At most `count` of the levels, evenly spaced, both ends included."""
+    most = len(levels) - 1
+    return [levels[place] for place in sorted({round(i * most / max(count - 1, 1)) for i in range(count)})]
 
 
 def animation(path: Path, states: Sequence[Tensor], seconds: float = 4.0, hold: float = 1.5, cell: int = CELL) -> None:

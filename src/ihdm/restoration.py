@@ -15,20 +15,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ihdm.constant import Constant
 from ihdm.errors import UsageError
-from ihdm.heat import Constant, GridLaplacian
-from ihdm.prior import Prior
-from ihdm.processes import InverseHeat, LinearSkip, Network, Spectrum
-from ihdm.processes.skip import rotate
+from ihdm.heat import GridLaplacian
+from ihdm.likelihood import ROUNDING
+from ihdm.processes import Restoring
+from ihdm.processes.spectrum import Spectrum, rotate
 
-ROUNDING = 1 / (255 * math.sqrt(12))  # the standard deviation of rounding to 8 bits
 NOISES = tuple(ROUNDING * factor for factor in (1, 2, 4, 8))  # what an image may have besides its blur
 NARROWEST, COARSE, FINE = 0.2, 1.1, 1.02  # blur widths to compare: the smallest in pixels, ratios of neighbours
 TURNS, MIXED = 4, 0.6  # to find what a blur mixes in; the share of it that is taken to be wrong
 DOUBT = 0.03  # the relative error of an estimated width (docs/studies/restore.md)
 BOXES = 3  # in place of a Gaussian
-LEAST_DECAY = 1e-3  # of coefficients that can be had back from the prior's float32
-FACTORS = tuple(4.0**-i for i in range(5))  # of power, in units of 1 / frequency^2, in radians per pixel
 LIFTED = 1.4  # the blur width of a small image brought to the grid, in units of its own pixels
 
 
@@ -64,13 +62,14 @@ class Observation:
         """The best linear estimate of the sharp image, (C, H, W)."""
         return self._image(self.predict(0.0)[0][None])[0]
 
-    def start(self, t: float, eps: Tensor, delta: float) -> Tensor:
-        """States at time t, one for each row of eps: the estimate, with noise that brings its error up to delta.
+    def start(self, process: Restoring, eps: Tensor) -> Tensor:
+        """States of the level, one for each row of eps: the estimate, its error brought up to the process's own noise.
 
         An 8-bit image has less noise than the process expects: a ninth of sigma = 0.01.
         """
-        estimate, error = self.predict(t)
-        lacking = (delta**2 - error).clamp_min(0).sqrt()
+        estimate, error = self.predict(float(process.schedule.t[self.level]))
+        noise = process.start_noise if self.level else 0.0
+        lacking = (noise**2 - error).clamp_min(0).sqrt()
         return self._image(estimate + lacking * eps.cpu().double()).to(eps)
 
     def blurred(self, u_0: Tensor) -> Tensor:
@@ -104,46 +103,39 @@ class Restored:
         return self.images.std(0, correction=min(1, len(self.images) - 1))
 
 
-class Guided:
-    """The reverse process with its mean held to an observation.
+Hold = Callable[[Tensor, Tensor, Tensor], Tensor]  # coefficients of level j predicted from level k, k, j: corrected
 
-    After a step the process knows coefficients of F(t_{k-1}) u_0 up to about the error of the best linear predictor,
-    v = P E_{k-1}^2 sigma^2 / (P E_k^2 + sigma^2) (see `LinearSkip`); the observation implies them to be
-    y_hat E_{k-1} / T, up to r = N E_{k-1}^2 / T^2. The mean becomes the average of both, weighted by precision:
-    mu + v / (v + r) (y_hat E_{k-1} / T - mu). Noise delta is added after that, so that states have what they should.
+
+class Guided:
+    """Predictions of the process held to an observation.
+
+    From level k the process knows coefficients of F(t_j) u_0 up to about the error of the best linear predictor,
+    v = P E_j^2 sigma^2 / (P E_k^2 + sigma^2) (see `LinearPredictor`); the observation implies them to be y_hat E_j / T,
+    up to r = N E_j^2 / T^2. The prediction becomes the average of both, weighted by precision:
+    m + v / (v + r) (y_hat E_j / T - m). Noise is added after that, so that states have what they should.
     At the end an image that is blurred again differs from the observation by no more than the error of the latter, if
     the blur was found rightly, and before values are clamped to [0, 1].
     """
 
-    def __init__(self, process: InverseHeat, seen: Observation):
-        self.process, self.laplacian = process, seen.laplacian
-        self.variance = max(process.sigma, ROUNDING) ** 2
+    def __init__(self, process: Restoring, seen: Observation):
+        self.laplacian, self.variance = seen.laplacian, max(process.sigma, ROUNDING) ** 2
         constants = process.schedule.t, seen.spectrum.axes, seen.spectrum.power, seen.y_hat, seen.T, seen.N
         self._constants = [Constant(value) for value in constants]
 
-    def mean(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
-        """mu(u_k, k), pulled to the observation."""
-        mu = self.process.mean(network, u_k, k)
-        t, axes, power, y_hat, T, N = (constant.like(mu) for constant in self._constants)
-        coarse, fine = self.laplacian.decay(t[k], mu), self.laplacian.decay(t[k - 1], mu)
-        mu_hat = rotate(self.laplacian.to_spectrum(mu), axes)
+    def __call__(self, m: Tensor, k: Tensor, j: Tensor) -> Tensor:
+        t, axes, power, y_hat, T, N = (constant.like(m) for constant in self._constants)
+        coarse, fine = self.laplacian.decay(t[k], m), self.laplacian.decay(t[j], m)
         ours = power * self.variance * T
-        pull = ours * (fine * y_hat - T * mu_hat) / (ours * T + N * (power * coarse.square() + self.variance))
-        return mu + self.laplacian.from_spectrum(rotate(pull, axes.mT))
-
-    def step(self, network: Network, u_k: Tensor, k: Tensor, eps: Tensor) -> Tensor:
-        """Alg. 2, with that mean."""
-        return self.mean(network, u_k, k.expand(len(u_k))) + self.process.delta * eps
+        pull = ours * (fine * y_hat - T * rotate(m, axes)) / (ours * T + N * (power * coarse.square() + self.variance))
+        return m + rotate(pull, axes.mT)
 
 
-def observe(
-    process: InverseHeat, spectra: Sequence[Spectrum], image: Tensor, width: float | None = None
-) -> Observation:
+def observe(process: Restoring, image: Tensor, width: float | None = None) -> Observation:
     """Find the blur of an image (C, H, W) in [0, 1]: its kind, its noise and, unless given, its width in pixels.
 
     It is the most likely one if the sharp image's coefficients are independent and normal with one of the spectra.
     """
-    laplacian, widest = process.laplacian, process.schedule.sigma_B_max
+    laplacian, spectra, widest = process.laplacian, process.spectra, process.schedule.sigma_B_max
     if width is not None and not 0 <= width <= widest:
         raise UsageError(
             f"a blur width is from 0 to {widest:g} pixels, the widest that this model knows, not {width:g}"
@@ -173,25 +165,6 @@ def nearest_level(sigma_B: Tensor, width: float) -> int:
     if width < float(sigma_B[1]) / 2:
         return 0
     return 1 + int((sigma_B[1:].log() - math.log(width)).abs().argmin())
-
-
-def spectra_of(process: InverseHeat, prior: Prior) -> list[Spectrum]:
-    """What a model knows about the spectrum of its data: all of it with the linear skip, else several guesses.
-
-    The prior holds the lowest coefficients of the blurred training images. All others are taken to have the mean 0 and
-    a power that falls with the square of the frequency, as in natural images (App. A.5), times several factors.
-    """
-    if isinstance(process.skip, LinearSkip):
-        return [process.skip.spectrum]
-    laplacian, channels = prior.laplacian, prior.coefficients.shape[1]
-    decay = torch.exp(prior.t_K * laplacian.eigenvalues)
-    known = prior.kept & (decay > LEAST_DECAY)
-    u_hat = prior.coefficients.cpu().double()[..., known[prior.kept]] / decay[known]
-    mean, power = torch.zeros(2, channels, *laplacian.grid, dtype=torch.float64)
-    power -= 1 / laplacian.eigenvalues.clamp_max(laplacian.eigenvalues.flatten()[1:].max())
-    mean[:, known], axes = u_hat.mean(0), torch.eye(channels, dtype=torch.float64)
-    variance = u_hat.var(0, correction=0)
-    return [Spectrum(mean, axes, (factor * power).masked_scatter(known, variance)) for factor in FACTORS]
 
 
 def lift(image: Tensor, grid: Sequence[int]) -> tuple[Tensor, float]:

@@ -47,7 +47,8 @@ def check_run(run: Path, config: Config, option: str = "--run") -> None:
             raise UsageError(f"{run} is not empty and not a run folder; give another one with {option}")
         return
     changed = differences(config_from_toml(read_text(path), str(path)), config)
-    lines = [f"{name} was {old}, is {new}" for name, (old, new) in changed.items() if name not in FREE]
+    fixed = {name: pair for name, pair in changed.items() if name not in FREE and not name.startswith("sampling.")}
+    lines = [f"{name} was {old}, is {new}" for name, (old, new) in fixed.items()]
     if lines:
         raise UsageError(
             f"{run} was started with other settings ({'; '.join(lines)}); "

@@ -1,58 +1,56 @@
-"""The reverse chain (Alg. 2)."""
+"""The reverse chain (Alg. 2), from level to level, whichever they are."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ihdm.networks import told
 from ihdm.noise import Noise
+from ihdm.processes.process import Process
 
-if TYPE_CHECKING:
-    from ihdm.processes import Network, Process
-
-Step = Callable[[Tensor, Tensor], Tensor]
-
-
-class Reverse(Protocol):
-    """What can go from level k to level k - 1 with noise eps."""
-
-    def step(self, network: Network, u_k: Tensor, k: Tensor, eps: Tensor) -> Tensor: ...
+States = Iterator[tuple[int, Tensor]]
+Step = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
-def reverse_step(process: Reverse, network: Network, noise: Noise) -> Step:
-    """The function from u_k and k (a tensor without dimensions) to u_prev.
+def reverse_step(process: Process, network: Any, noise: Noise) -> Step:
+    """The function from what goes along the chain, the levels k, j, i (tensors without dimensions) and a condition.
 
-    It takes mu and adds the sampling noise; the last step adds none, which cannot help an image (App. B.1).
+    It goes from level k to level j; i is the level before k. The last step adds no noise, which cannot help an image
+    (App. B.1).
     """
 
-    def step(u_k: Tensor, k: Tensor) -> Tensor:
-        return process.step(network, u_k, k, noise(k) * (k > 1))
+    def step(state: Tensor, k: Tensor, j: Tensor, i: Tensor, condition: Tensor | None = None) -> Tensor:
+        return process.advance(told(network, condition), state, k, j, i, noise(k) * (j > 0))
 
     return step
 
 
-def chain(step: Step, u: Tensor, level: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield (k, u_k) from a state of a level, such as the coarsest, u_K, down to the image u_0."""
-    yield level, u
-    for k in range(level, 0, -1):
-        u = step(u, torch.full((), k, device=u.device))
-        yield k - 1, u
+def chain(process: Process, step: Step, u: Tensor, levels: Sequence[int], condition: Tensor | None = None) -> States:
+    """Yield (k, u_k) from a state of the first level, such as the coarsest, u_K, down to that of the last."""
+    yield levels[0], u
+    state = process.begin(u)
+    places = torch.tensor([levels[0], *levels], device=u.device)
+    for n, level in enumerate(levels[1:]):
+        with torch.no_grad():
+            state = step(state, places[n + 1], places[n + 2], places[n], condition)
+        yield level, process.shown(state)
 
 
-def trajectory(process: Process, network: Network, u_K: Tensor, noise: Noise) -> Iterator[tuple[int, Tensor]]:
-    """Yield (k, u_k), k = K..0, of the reverse chain that starts in u_K."""
-    return chain(reverse_step(process, network, noise), u_K, process.K)
+def trajectory(process: Process, network: Any, u_K: Tensor, noise: Noise, condition: Tensor | None = None) -> States:
+    """Yield (k, u_k), k from K to 0, of the reverse chain that starts in u_K."""
+    return chain(process, reverse_step(process, network, noise), u_K, process.levels(), condition)
 
 
-def sample(process: Process, network: Network, u_K: Tensor, noise: Noise) -> Tensor:
+def sample(process: Process, network: Any, u_K: Tensor, noise: Noise, condition: Tensor | None = None) -> Tensor:
     """The image at the end of the reverse chain that starts in u_K (Alg. 2)."""
-    return last(trajectory(process, network, u_K, noise))
+    return last(trajectory(process, network, u_K, noise, condition))
 
 
-def last(states: Iterator[tuple[int, Tensor]]) -> Tensor:
+def last(states: States) -> Tensor:
     """The image at the end of a chain."""
     return deque(states, maxlen=1)[0][1]

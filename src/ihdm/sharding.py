@@ -30,14 +30,9 @@ def whole(tensor: Any) -> Tensor:
     return tensor.full_tensor() if is_divided(tensor) else tensor
 
 
-@torch.no_grad()
-def follow(average: nn.Module, network: nn.Module, weight: Tensor) -> None:
-    """Move divided weights towards others, each process its part, by a share of the way.
-
-    The parts are asked for anew each time: FSDP moves them in memory when a network first computes or is loaded.
-    """
-    for averaged, current in zip(average.parameters(), network.parameters()):
-        averaged.to_local().lerp_(current.to_local(), weight)  # type: ignore[attr-defined]
+def own_part(tensor: Any) -> Tensor:
+    """What this process has of a tensor."""
+    return tensor.to_local() if is_divided(tensor) else tensor
 
 
 def divided_like(value: Tensor, other: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""The training loop. A step depends on the settings and its own number alone, so a stopped run goes on exactly.
+"""A training run. A step depends on the settings and its own number alone, so a stopped run goes on exactly.
 
 On a CPU that is to the bit; on a GPU up to rounding, as algorithms are chosen by their speed at each start.
 """
@@ -12,39 +12,35 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from ihdm import checkpoint, memory, pictures
-from ihdm.building import build_network
 from ihdm.config import Config, config_from_toml, config_to_toml, read_text
-from ihdm.data import ImageSet, unit_batches
-from ihdm.data.batches import Batches, mirrored
+from ihdm.data import Images, ImageSet, unit_batches
+from ihdm.data.batches import Batches
 from ihdm.data.streamed import StreamedBatches
-from ihdm.engine import Recorded, choose_device, choose_precision, compile_ahead, inference, lowered, placed, recorded
+from ihdm.engine import choose_device, choose_precision, inference
 from ihdm.errors import IhdmError, UsageError
+from ihdm.execution import Execution
 from ihdm.model import Model
-from ihdm.model_folder import CONFIG, PRIOR, WEIGHTS, ModelConfig
-from ihdm.noise import mix_seed
-from ihdm.optimisation import averaging, averaging_weight, learning_rate
-from ihdm.pixels import to_unit
-from ihdm.prior import Prior
-from ihdm.processes.levels import draw
+from ihdm.model_folder import ModelConfig
+from ihdm.noise import Purpose, mix_seed
+from ihdm.optimisation import learning_rate
 from ihdm.run import Log, check_run, locked, replaced_text
-from ihdm.sharding import divide, everywhere, follow, whole
 from ihdm.stopping import stop_requests
+from ihdm.training import Training
 from ihdm.workers import meet
 from ihdm.writer import Writer
 
-STEP_STREAM, INIT_STREAM, HELD_OUT_STREAM, DROPOUT_STREAM = 2, 3, 4, 7  # keep uses of one seed apart; see data.batches
 FEEDING_A_GPU = 4  # processes that read a stream fast enough for the CIFAR-10 model on an H200 (docs/reliability.md)
 
 
@@ -66,43 +62,16 @@ class Trainer:
                 f"{self.accelerator.num_processes}"
             )
         resident = _resident(images.train, device)
-        model_config = ModelConfig(config.process, config.network, images.shape, images.name)
+        model_config = ModelConfig.of(config, images.shape, images.name)
         with torch.random.fork_rng():
-            torch.manual_seed(mix_seed(config.trainer.seed, INIT_STREAM))
+            torch.manual_seed(mix_seed(config.trainer.seed, Purpose.INIT))
             self.model = Model.from_images(model_config, resident if device.type == "cuda" else images.train)
-        network = placed(self.model.network, device)
-        network.checkpoint = config.engine.checkpoint  # type: ignore[assignment]
-        self.average = copy.deepcopy(network).eval().requires_grad_(False)
-        self.sharded = config.engine.shard
-        if self.sharded:
-            if self.accelerator.num_processes == 1:
-                raise UsageError("engine.shard divides weights among processes; start several, with torchrun")
-            divide(network, device, self.precision)
-            divide(self.average, device, self.precision)
-        self.compiled = config.engine.compile and device.type == "cuda" and not self.sharded
-        self.optimizer = torch.optim.Adam(
-            network.parameters(), lr=config.trainer.lr, fused=True, capturable=self.compiled
-        )
-        self.optimizer._warned_capturable_if_run_uncaptured = True  # the first steps are, on purpose
-        self.averaging = averaging(self.average, network)
-        self.state = checkpoint.TrainingState(network, self.average, self.optimizer)
+        self.training = Training(config, self.model, self.accelerator, self.precision)
         self.batches = self._batches(resident)
         self.fingerprint = images.fingerprint()
-        self.generator = torch.Generator(device)
-        self.rates = torch.zeros(2, device=device)
         self.step = 0
         self.skipped = 0  # steps in a row, up to now
         self.writer = Writer()
-        lower = network if self.sharded else lowered(network, self.precision, config.engine.compile)
-        if self.compiled:
-            parts = config.trainer.accumulate * self.accelerator.num_processes
-            part = torch.zeros(-(-config.trainer.batch_size // parts), *images.shape, device=device)
-            compile_ahead(network, part, self.precision)
-            self.network = lower
-            self._gradients = recorded(self._gradients, device, [self.generator])  # type: ignore[method-assign]
-            self._update = recorded(self._update, device)  # type: ignore[method-assign]
-        else:
-            self.network = lower if self.sharded else self.accelerator.prepare(lower)
 
     def train(self) -> bool:
         """Run to the last step and write the model; False if a signal stopped it earlier, with everything saved."""
@@ -115,7 +84,7 @@ class Trainer:
                 self.writer.wait()
         return self.step >= self.config.trainer.steps
 
-    def _batches(self, resident: Tensor) -> Batches | StreamedBatches:
+    def _batches(self, resident: Images) -> Batches | StreamedBatches:
         size, seed, stream = self.config.trainer.batch_size, self.config.trainer.seed, self.images.stream
         if stream is None:
             return Batches(resident, size, seed, self.device)
@@ -129,7 +98,7 @@ class Trainer:
         log = Log(self.run, self.step) if self.accelerator.is_main_process else None
         with stop_requests() as asked, self._bar() as bar:
             while self.step < settings.steps:
-                with memory.advice(self._smaller_parts):
+                with memory.advice(self.training.smaller_parts):
                     facts = self._train_steps(self._next_stop(), bar, asked)
                 if log and facts:
                     log.write(self.step, facts)
@@ -149,17 +118,7 @@ class Trainer:
 
     def trained_model(self) -> Model:
         """The model with averaged weights, as it stands."""
-        config = self.model.config
-        config = ModelConfig(config.process, config.network, config.shape, config.data, self.step)
-        return Model(config, self.model.process, self._averaged(), self.model.prior)
-
-    def _averaged(self) -> nn.Module:
-        """The network with averaged weights; if they are divided, all processes must ask for it together."""
-        if not self.sharded:
-            return self.average
-        network = build_network(self.model.config)
-        network.load_state_dict({name: whole(tensor) for name, tensor in self.average.state_dict().items()})
-        return placed(network, self.device).eval().requires_grad_(False)
+        return Model(replace(self.model.config, steps=self.step), self.model.process, self.training.averaged())
 
     def _next_stop(self) -> int:
         """The next step after which there is something to write."""
@@ -219,87 +178,13 @@ class Trainer:
         return float(losses.cpu()[taken].mean()), float(norms.cpu()[taken].mean()), skipped
 
     def train_step(self) -> tuple[Tensor, Tensor]:
-        """Alg. 1 on one batch, then Adam and the moving average; the loss and the norm of its gradient."""
-        settings = self.config.trainer
+        """The next step: its loss, and the norm of its gradient."""
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
-        self.generator.manual_seed(mix_seed(settings.seed, STEP_STREAM, self.step))
-        torch.manual_seed(mix_seed(settings.seed, DROPOUT_STREAM, self.step, rank))  # from torch's own generator
-        self.rates[0].fill_(learning_rate(settings, self.step))
-        self.rates[1].fill_(averaging_weight(settings, self.step))
-        loss = self._gradients(self.batches.at(self.step, rank, ranks))
-        self._exchange()
-        return loss, self._update(self.rates)
-
-    def _gradients(self, images: Tensor) -> Tensor:
-        """The mean loss of a batch and its gradient, computed in parts; processes exchange gradients in the last.
-
-        Levels, noise and mirroring are drawn for the whole batch, of which each process and each part takes its own: so
-        that a step is the same, up to rounding, however it is divided. Only dropout is not.
-        """
-        self.optimizer.zero_grad()
-        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
-        u_0 = to_unit(images)
-        whole = (ranks * len(u_0), *u_0.shape[1:])
-        k, eps = (drawn[rank::ranks] for drawn in draw(whole, self.model.process.K, self.generator))
-        if self.config.data.flip:
-            chosen = torch.rand(len(u_0) * ranks, generator=self.generator, device=u_0.device) < 0.5
-            u_0 = mirrored(u_0, chosen[rank::ranks])
-        parts = list(zip(*(drawn.chunk(self.config.trainer.accumulate) for drawn in (u_0, k, eps))))
-        total = torch.zeros((), device=u_0.device)
-        for number, part in enumerate(parts, start=1):
-            with contextlib.nullcontext() if number == len(parts) else self.accelerator.no_sync(self.network):
-                loss = self.model.process.loss_at(self.network, *part).sum() / len(u_0)
-                loss.backward()
-                total += loss.detach()
-        return total
-
-    def _exchange(self) -> None:
-        """The mean of all processes' gradients, where accelerate's wrapper has not taken it already."""
-        if self.accelerator.num_processes > 1 and isinstance(self._gradients, Recorded):
-            gradients = [p.grad for p in self.state.network.parameters() if p.grad is not None]
-            flat = torch._utils._flatten_dense_tensors(gradients)
-            torch.distributed.all_reduce(flat)
-            mean = torch._utils._unflatten_dense_tensors(flat / self.accelerator.num_processes, gradients)
-            torch._foreach_copy_(gradients, list(mean))
-
-    def _update(self, rates: Tensor) -> Tensor:
-        """One step of Adam with clipped gradients, then of the moving average; the gradient's norm before clipping.
-
-        Without a finite gradient nothing changes.
-        """
-        norm = whole(torch.nn.utils.clip_grad_norm_(self.state.network.parameters(), self.config.trainer.clip))
-        optimizers = [self.optimizer] if self.sharded else [self.optimizer, self.averaging]
-        for optimizer, rate in zip(optimizers, rates):
-            optimizer.param_groups[0]["lr"] = rate
-            found_inf = everywhere((~norm.isfinite()).float(), optimizer.param_groups[0]["params"][0])
-            setattr(optimizer, "found_inf", found_inf)  # noqa: B010 -- then fused ones take no step
-            optimizer.step()
-        if self.sharded:
-            follow(self.average, self.state.network, rates[1] * norm.isfinite())
-        return norm
-
-    def _smaller_parts(self) -> str:
-        """What to do if a batch does not fit into memory."""
-        settings, images = self.config.trainer, self.config.trainer.batch_size // self.accelerator.num_processes
-        part = -(-images // settings.accumulate)
-
-        def fitting(checkpoint: bool) -> int:
-            build = partial(build_network, self.model.config, checkpoint)
-            needed = partial(memory.to_train, build, self.model.config.shape)
-            needed = partial(needed, precision=self.precision, fused=self.compiled)
-            return memory.largest_batch(needed, max(1, part // 2), memory.all_bytes(self.device))
-
-        plain, again = fitting(self.config.engine.checkpoint), fitting(True)
-        message = f"not enough memory for {part} images at a time"
-        if plain:
-            message += f"; {plain} should fit, with --set trainer.accumulate={-(-images // plain)}"
-        if again > plain:
-            message += f"; {again} with --set engine.checkpoint=true trainer.accumulate={-(-images // again)}"
-        return message if again else f"{message}, nor for one; smaller images or a smaller network are needed"
+        return self.training.step(self.step, self.batches.at(self.step, rank, ranks))
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint, or begin the run folder."""
-        facts = checkpoint.resume(self.run / "checkpoints", self.state)
+        facts = checkpoint.resume(self.run / "checkpoints", self.training.state)
         if facts is not None:
             if facts["data"] != self.fingerprint:
                 raise UsageError(
@@ -311,7 +196,7 @@ class Trainer:
             self.say(f"going on from step {self.step:,} of {self.config.trainer.steps:,} in {self.run}")
             self._warn_of_another_end()
             now = self.accelerator.num_processes
-            if facts["processes"] != now and self.config.network.dropout > 0:
+            if facts["processes"] != now and getattr(self.config.network, "dropout", 0) > 0:
                 self.say(
                     f"the number of processes was {facts['processes']}, is {now}: dropout, drawn by each for itself, "
                     f"is now another, and the result is not that of one uninterrupted run"
@@ -326,8 +211,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _model_is_there(self) -> bool:
-        needed = [CONFIG, WEIGHTS, *([PRIOR] if isinstance(self.model.prior, Prior) else [])]
-        return all((self.run / "model" / name).exists() for name in needed)
+        return all((self.run / "model" / name).exists() for name in self.model.file_names())
 
     def _warn_of_another_end(self) -> None:
         path = self.run / "config.toml"
@@ -341,10 +225,10 @@ class Trainer:
     def _save(self) -> None:
         """Begin to write the model folder and then a checkpoint, so that a checkpoint always has its model."""
         places = self._places()
-        if self.accelerator.is_main_process or self.sharded:
+        if self.accelerator.is_main_process or self.training.sharded:
             self.writer.wait()
             processes = self.accelerator.num_processes
-            snapshot = checkpoint.Snapshot.of(self.state, self.step, self.fingerprint, processes, places)
+            snapshot = checkpoint.Snapshot.of(self.training.state, self.step, self.fingerprint, processes, places)
             model = self.trained_model()
         if self.accelerator.is_main_process:
             settings, run = self.config.trainer, self.run
@@ -367,7 +251,7 @@ class Trainer:
 
     def _check(self, log: Log | None) -> None:
         """Log the held-out loss."""
-        if (log or self.sharded) and len(self.images.held_out):
+        if (log or self.training.sharded) and len(self.images.held_out):
             loss = self.held_out_loss()
             if log:
                 log.write(self.step, {"held_out_loss": loss})
@@ -376,20 +260,20 @@ class Trainer:
     @torch.no_grad()
     def held_out_loss(self) -> float:
         """The loss of the averaged weights on held-out images, always with the same levels and noise."""
-        self.generator.manual_seed(mix_seed(self.config.trainer.seed, HELD_OUT_STREAM))
-        network = inference(self._averaged(), self.precision, self.config.engine.compile)
-        losses = [
-            self.model.process.loss(network, u_0.to(self.accelerator.device), self.generator)
-            for u_0 in unit_batches(self.images.held_out, self.config.trainer.batch_size)
-        ]
+        generator, process = torch.Generator(self.device), self.model.process
+        generator.manual_seed(mix_seed(self.config.trainer.seed, Purpose.HELD_OUT))
+        network = inference(self.training.averaged(), self.precision, self.config.engine.compile)
+        losses = []
+        for batch in unit_batches(self.images.held_out, self.config.trainer.batch_size):
+            u_0 = batch.to(self.device)
+            losses.append(process.loss(network, u_0, *process.draw(u_0.shape, generator)))
         return float(torch.cat(losses).mean())
 
     def _picture(self) -> None:
-        model = self.trained_model() if self.sharded or self.accelerator.is_main_process else None
+        model = self.trained_model() if self.training.sharded or self.accelerator.is_main_process else None
         if model and self.accelerator.is_main_process:
-            images = model.sample(
-                self.config.trainer.samples, precision=self.precision, compiled=self.config.engine.compile
-            )
+            execution = Execution(self.precision, self.config.engine.compile)
+            images = model.sample(self.config.trainer.samples, execution=execution)
             (self.run / "samples").mkdir(exist_ok=True)
             pictures.grid(images).save(self.run / "samples" / f"step-{self.step:08d}.png")
         self.accelerator.wait_for_everyone()
@@ -404,10 +288,10 @@ class Trainer:
             mininterval=0.3 if sys.stderr.isatty() else 15,
         )
 
-    def say(self, message: str) -> None:
+    def say(self, message: str, file: TextIO | None = None) -> None:
         """Print, in one process only."""
         if self.accelerator.is_main_process:
-            print(message, flush=True)
+            print(message, flush=True, file=file)
 
 
 def _write_model(run: Path, model: Model) -> None:
@@ -427,7 +311,7 @@ def _room_advice(run: Path) -> Iterator[None]:
         ) from error
 
 
-def _resident(images: Tensor, device: torch.device) -> Tensor:
+def _resident(images: Images, device: torch.device) -> Images:
     """The images on the device if they leave most of its memory free, else where they are."""
     if not isinstance(images, Tensor):
         return images

@@ -112,7 +112,7 @@ with together() as workers:
     if attempt == 0 and rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     workers.agree(True)
-print("attempt", attempt, found, flush=True)
+os.write(1, f"attempt {attempt} {found}\\n".encode())  # at one go, as two processes write
 """
 
 

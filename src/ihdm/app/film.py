@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from ihdm.pictures import even_levels
+from ihdm.pictures import some_of
 from ihdm.pixels import to_bytes
 
 MOST = 51  # levels that are kept
@@ -15,15 +15,18 @@ MOST = 51  # levels that are kept
 
 @dataclass(frozen=True)
 class Film:
-    """States of a path by level, coarsest first; as bytes unless they are to be walked on from."""
+    """States of a path by level, coarsest first; as bytes unless they are to be walked on from.
 
-    K: int
+    visited: all levels of the path, of which some are kept.
+    """
+
+    visited: Sequence[int]
     exact: bool = False
     states: dict[int, Tensor] = field(default_factory=dict)
 
     def add(self, k: int, u: Tensor) -> None:
-        """Keep the state if its level is one of those that are kept, or the first of all."""
-        if not self.states or k in even_levels(self.K, MOST):
+        """Keep the state if its level is one of those that are kept."""
+        if k in some_of(self.visited, MOST):
             self.states[k] = u.cpu() if self.exact else to_bytes(u).cpu()
 
     @property
@@ -34,10 +37,17 @@ class Film:
     def last(self) -> Tensor:
         return self.states[self.levels[-1]]
 
+    @property
+    def steps(self) -> int:
+        return len(self.visited) - 1
+
+    def step(self, k: int) -> int:
+        """How many steps lead to level k."""
+        return self.visited.index(k)
+
     def some(self, count: int) -> list[Tensor]:
         """At most `count` of the states, evenly spaced, both ends included."""
-        levels = self.levels
-        return [self.states[levels[-1 - i]] for i in even_levels(len(levels) - 1, count)]
+        return [self.states[k] for k in some_of(self.levels, count)]
 
     def only(self, i: int) -> Film:
         """The path of image i alone."""
@@ -45,8 +55,6 @@ class Film:
 
     def then(self, later: Film) -> Film:
         """This path down to where another begins, and on with that."""
-        return replace(self, states=_above(self.states.items(), later.levels[0]) | later.states)
-
-
-def _above(states: Iterable[tuple[int, Tensor]], level: int) -> dict[int, Tensor]:
-    return {k: u for k, u in states if k > level}
+        level = later.visited[0]
+        visited = [*(k for k in self.visited if k > level), *later.visited]
+        return replace(self, visited=visited, states={k: u for k, u in self.states.items() if k > level} | later.states)

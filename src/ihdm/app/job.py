@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from ihdm.app.film import Film
-from ihdm.app.studio import States
+from ihdm.app.studio import Growth
 from ihdm.errors import IhdmError
 
 QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
@@ -72,16 +72,16 @@ class Bench:
 
 
 def watched(
-    states: States, film: Film, draw: Callable[[Tensor], Image.Image], others: int
+    growth: Growth, film: Film, draw: Callable[[Tensor], Image.Image], others: int
 ) -> Iterator[tuple[Any, ...]]:
     """Fill the film, and yield the status line, now and then a picture, and nothing for the other outputs."""
-    shown, first = 0.0, None
-    for k, u in states:
+    shown = 0.0
+    for k, u in growth:
         film.add(k, u)
-        first = k if first is None else first
         due = time.monotonic() - shown > EVERY
         shown = time.monotonic() if due else shown
-        bar = progress(first - k, first, f"Sharpening: step {first - k} of {first}")
+        done, steps = film.step(k), film.steps
+        bar = progress(done, steps, f"Growing: step {done} of {steps}")
         yield bar, draw(u) if due else gr.skip(), *[gr.skip()] * others
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ihdm.app.policy import OwnHostOnly
 from ihdm.app.studio import MOST_BYTES, Studio
+from ihdm.app.ways import chance
 from ihdm.errors import IhdmError, UsageError
 from ihdm.stopping import stop_requests
 
@@ -28,18 +29,23 @@ def build(studio: Studio, name: str) -> gr.Blocks:
 
     from ihdm.app.tabs import branch, colour_and_shape, generate, interpolate, restore
 
-    tabs: dict[str, Callable[[Studio], None]] = {
-        "Generate": generate.tab,
-        "Colour and shape" if studio.in_colour else "Brightness and shape": colour_and_shape.tab,
-        "Interpolate": interpolate.tab,
-        "Branch": branch.tab,
-        "Restore": restore.tab,
+    by_chance = chance(studio.process)
+    tabs: dict[str, tuple[Callable[[Studio], None], bool]] = {  # and whether the process can do that
+        "Generate": (generate.tab, True),
+        "Colour and shape" if studio.in_colour else "Brightness and shape": (
+            colour_and_shape.tab,
+            studio.picks and by_chance,
+        ),
+        "Interpolate": (interpolate.tab, True),
+        "Branch": (branch.tab, by_chance),
+        "Restore": (restore.tab, studio.restores),
     }
     with gr.Blocks(title="ihdm", analytics_enabled=False, delete_cache=(600, CACHE_SECONDS)) as page:
         gr.HTML(_masthead(studio, name))
-        for title, tab in tabs.items():
-            with gr.Tab(title):
-                tab(studio)
+        for title, (tab, possible) in tabs.items():
+            if possible:
+                with gr.Tab(title):
+                    tab(studio)
     return page.queue(max_size=MOST_WAITING, api_open=False)
 
 
@@ -95,6 +101,6 @@ def free_port(host: str, port: int) -> int:
 def _masthead(studio: Studio, name: str) -> str:
     channels, height, width = studio.shape
     kind = "colour" if studio.in_colour else "grey" if channels == 1 else f"{channels}-channel"
-    return f"""<div class="masthead"><h1>Pictures grown from blur</h1>
-<p>Model <b>{escape(name)}</b>: {kind} pictures of {width} x {height} pixels, sharpened in {studio.K} steps.
+    return f"""<div class="masthead"><h1>Pictures {escape(studio.process.grown)}</h1>
+<p>Model <b>{escape(name)}</b>: {kind} pictures of {width} x {height} pixels, each made in {studio.steps} steps.
 All is computed on the machine that serves this page; nothing is sent elsewhere.</p></div>"""

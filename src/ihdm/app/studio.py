@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,39 +12,34 @@ import torch
 from PIL import ExifTags, Image
 from torch import Tensor
 
+from ihdm.app.numbers import whole
 from ihdm.data.images import Unreadable
 from ihdm.data.single import read_one
 from ihdm.errors import UsageError
+from ihdm.execution import Execution
 from ihdm.model import Model
-from ihdm.noise import InterpolatedNoise, SeededNoise, mix_seed
+from ihdm.noise import InterpolatedNoise, Noise, SeededNoise, mix_seed
+from ihdm.processes import FromImages, Process, Restoring, restoring
 from ihdm.restoration import Observation
+from ihdm.sampler import States
 
-MOST_SEED = 2**31 - 1
 MOST_IMAGES, MOST_SIDE, MOST_STEPS = 64, 6, 32
-MOST_RATIO = 2.5  # of delta and sigma: beyond, there is only noise
 MOST_PIXELS, MOST_BYTES = 50_000_000, 20 * 2**20  # of an upload
 NO_PICTURE = "That file is not a picture that can be read. PNG, JPEG and WebP are safe choices."
 EASY = 100 * 32 * 32  # steps times pixels of an image that two cores make in less than a second
 POOL = 4096  # starts that are looked through for colours
 EXTREME = 0.02  # of them, at either end of brightness, are taken only if they are asked for
 
-States = Iterator[tuple[int, Tensor]]
 
+@dataclass(frozen=True)
+class Growth:
+    """A chain as it is computed: (k, u_k), k going through the levels."""
 
-def whole(value: Any, name: str, least: int = 0, most: int = MOST_SEED) -> int:
-    """A whole number from a field of the page, which may be empty or hold anything."""
-    number = within(value, name, least, most)
-    if number != int(number):
-        raise UsageError(f"{name} must be a whole number, not {number:g}.")
-    return int(number)
+    levels: list[int]
+    states: States
 
-
-def within(value: Any, name: str, least: float, most: float) -> float:
-    """A number from a field of the page, between two limits."""
-    if value is None or isinstance(value, str) or not math.isfinite(value) or not least <= value <= most:
-        given = "empty" if value is None else f"{value}"
-        raise UsageError(f"{name} must be a number from {least:,} to {most:,}; it is {given}.")
-    return float(value)
+    def __iter__(self) -> States:
+        return self.states
 
 
 @dataclass(frozen=True)
@@ -58,14 +53,14 @@ class Upload:
 
 @dataclass(frozen=True)
 class Studio:
-    """A model, and how it computes. Each of its paths goes (k, u_k), k from the level of its start to 0."""
+    """A model, and how it computes. `sampling` is settings of its process's own, as `chosen` in ways.py gives them."""
 
     model: Model
     precision: torch.dtype = torch.float32
 
     @property
-    def K(self) -> int:
-        return int(self.model.process.K)
+    def process(self) -> Process:
+        return self.model.process
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -73,35 +68,53 @@ class Studio:
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.network.parameters()).device
+        return self.model.device
+
+    @property
+    def execution(self) -> Execution:
+        return Execution(self.precision, compiled=False)
 
     @property
     def in_colour(self) -> bool:
         return self.shape[0] == 3
 
     @property
+    def steps(self) -> int:
+        """How many steps lead to a picture, unless told otherwise."""
+        return len(self.process.levels()) - 1
+
+    @property
     def usual(self) -> int:
         """How many pictures to make unless asked for more: as many as a small computer makes in seconds."""
-        work = self.K * math.prod(self.shape[1:])
+        work = self.steps * math.prod(self.shape[1:])
         return 16 if self.device.type == "cuda" or work <= EASY else 4
 
-    def width(self, k: int) -> float:
-        """How wide level k is blurred, in pixels."""
-        return float(self.model.process.schedule.sigma_B[k])
+    @property
+    def picks(self) -> bool:
+        """Whether one can choose what pictures start from."""
+        return isinstance(self.process, FromImages)
 
-    def grow(self, n: Any, seed: Any, delta_ratio: Any = None) -> States:
+    @property
+    def restores(self) -> bool:
+        return isinstance(self.process, Restoring) and bool(self.process.spectra)
+
+    def grow(self, n: Any, seed: Any, **sampling: Any) -> Growth:
         """The first n images of a seed."""
         n = whole(n, "The number of pictures", 1, MOST_IMAGES)
         seed = whole(seed, "The seed")
-        if delta_ratio is not None:
-            delta_ratio = within(delta_ratio, "The randomness", 0, MOST_RATIO)
         numbers = torch.arange(n, device=self.device)
-        start = self.model.start(numbers, seed, delta_ratio)
-        return self._path(start, SeededNoise(seed, numbers, self.shape), delta_ratio=delta_ratio)
+        start = self.model.start(numbers, seed, **sampling)
+        return self._growth(start, SeededNoise(seed, numbers, self.shape), **sampling)
+
+    def picking(self) -> FromImages:
+        """The process, if one can choose its starts."""
+        if not isinstance(self.process, FromImages):
+            raise UsageError(f"{self.process.title} has no starts to choose from")
+        return self.process
 
     def starts(self, colour: Sequence[float] | float, count: int) -> Tensor:
         """Numbers of starts: the nearest to an average colour or brightness, then others far apart, dark to bright."""
-        prior = self.model.prior
+        prior = self.picking().prior
         pool = torch.arange(0, len(prior), -(-len(prior) // POOL))
         colours = prior.colours()[pool].cpu()
         light = colours.mean(1)
@@ -116,15 +129,14 @@ class Studio:
             chosen.append(int(away.argmax()))
         return pool[[chosen[0], *sorted(chosen[1:], key=lambda i: float(light[i]))]]
 
-    def matrix(self, starts: Tensor, seeds: Sequence[int]) -> States:
+    def matrix(self, starts: Tensor, seeds: Sequence[int]) -> Growth:
         """One image for each start and seed of the noise: those of the first start first."""
         rows = starts.repeat_interleave(len(seeds)).to(self.device)
-        process = self.model.process
-        start = self.model.prior.near(rows, SeededNoise(0, rows, self.shape)(process.K + 1), process.delta)
+        start = self.picking().near(rows, SeededNoise(0, rows, self.shape)(self.process.K + 1))
         columns = torch.tensor(seeds, device=self.device).repeat(len(starts))
-        return self._path(start, SeededNoise(0, columns, self.shape))
+        return self._growth(start, SeededNoise(0, columns, self.shape))
 
-    def between(self, one: Any, other: Any, steps: Any) -> States:
+    def between(self, one: Any, other: Any, steps: Any) -> Growth:
         """Images from the first of one seed to the first of another (Fig. 6b)."""
         one, other = whole(one, "The first seed"), whole(other, "The second seed")
         steps = whole(steps, "The number of steps", 2, MOST_STEPS)
@@ -132,16 +144,14 @@ class Studio:
             raise UsageError(f"Both seeds are {one}: there is nothing in between. Choose two that differ.")
         weight = torch.linspace(0, 1, steps, device=self.device)
         numbers = torch.zeros(steps, dtype=torch.int64, device=self.device)
-        start, end = (self.model.start(numbers, seed) for seed in (one, other))
-        from_noise, to_noise = (SeededNoise(seed, numbers, self.shape) for seed in (one, other))
-        noise = InterpolatedNoise(from_noise, to_noise, weight)
-        return self._path(torch.lerp(start, end, weight.view(-1, 1, 1, 1)), noise)
+        start, end = (SeededNoise(seed, numbers, self.shape) for seed in (one, other))
+        return self._growth(self.process.between(start, end, weight), InterpolatedNoise(start, end, weight))
 
-    def futures(self, state: Tensor, level: int, n: int, *seeds: int) -> States:
+    def futures(self, state: Tensor, level: int, n: int, *seeds: int) -> Growth:
         """What may become of one state (1, C, H, W) of a level."""
         numbers = torch.arange(n, device=self.device)
         start = state.to(self.device).expand(n, -1, -1, -1)
-        return self._path(start, SeededNoise(mix_seed(*seeds, level), numbers, self.shape), level=level)
+        return self._growth(start, SeededNoise(mix_seed(*seeds, level), numbers, self.shape), level)
 
     def upload(self, file: str | Path | None) -> Upload:
         """Read a picture that a visitor gave, and bring it to the model's size and colours."""
@@ -162,18 +172,22 @@ class Studio:
             raise Unreadable(NO_PICTURE) from error  # without the name of a temporary file
         return Upload(image, _note((width, height), (self.shape[2], self.shape[1])), blur_width)
 
-    def restore(self, seen: Observation, n: Any, seed: Any) -> States:
+    def restore(self, seen: Observation, n: Any, seed: Any, **sampling: Any) -> Growth:
         """Sharp images that a blurred one may have been."""
         n, seed = whole(n, "The number of versions", 2, MOST_IMAGES), whole(seed, "The seed")
-        return self.model.restoring(seen, n, seed, precision=self.precision, compiled=False)
+        states = self.model.restoring(seen, n, seed, execution=self.execution, **sampling)
+        return Growth(self.process.with_sampling(**sampling).levels(seen.level), states)
 
     def blurred(self, seed: Any, k: int) -> Tensor:
         """An image of the model itself, (C, H, W), blurred to level k: something to restore."""
-        images = self.model.sample(1, whole(seed, "The seed"), precision=self.precision, compiled=False)
-        return self.model.process.blur(images, torch.tensor([k]))[0].clamp(0, 1)
+        blurs = restoring(self.process)
+        images = self.model.sample(1, whole(seed, "The seed"), execution=self.execution)
+        return blurs.laplacian.dissipate(images, float(blurs.schedule.t[k]))[0].clamp(0, 1)
 
-    def _path(self, start: Tensor, noise: Any, **options: Any) -> States:
-        return self.model.path(start, noise, precision=self.precision, compiled=False, **options)
+    def _growth(self, start: Tensor, noise: Noise, level: int | None = None, **sampling: Any) -> Growth:
+        """On from a state of a level, the coarsest unless told."""
+        states = self.model.path(start, noise, level=level, execution=self.execution, **sampling)
+        return Growth(self.process.with_sampling(**sampling).levels(level), states)
 
 
 def _size(path: Path) -> tuple[int, int]:

@@ -15,7 +15,8 @@ CSS = """
 .lead p { font-size: 1.08rem; line-height: 1.55; margin: 0; }
 .picture img { image-rendering: pixelated; border-radius: 6px; }
 .picture { border: none !important; background: transparent !important; box-shadow: none !important; }
-#generated img, #table img { max-height: 520px; }
+#generated img { max-height: 430px; }
+#table img { max-height: 520px; }
 .picture .icon-button-wrapper { display: none; }
 .picture .empty { min-height: 9rem; border: 1px dashed var(--border-color-primary); border-radius: 6px; }
 .picture .empty .icon, .futures .empty .icon { display: none; }

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ihdm.config import DataConfig
 from ihdm.data.images import Decoder, Pictures, Subset, decode, from_the_first_that_reads, picture_shape
-from ihdm.data.lazy import LazyImages
+from ihdm.data.lazy import Images, LazyImages
 from ihdm.data.shards import FoundPictures, Shards, open_shards
 from ihdm.data.sources import Splits, open_source
 from ihdm.data.stream import Beginnings, Stream
@@ -31,12 +31,12 @@ MEMORY_SHARE = 0.5  # of all memory that images may take
 class ImageSet:
     """Images to learn from and images to check on, uint8, (N, C, H, W) each; `held_out` may be empty.
 
-    Of a set that is larger than the memory, `train` is a `LazyImages`, which can be asked the same. Of a stream it is
-    the images at the beginnings of some shards; they stand for the others, which only `stream` gives.
+    Those of a set that is larger than the memory stay outside. Of a stream, `train` is the images at the beginnings of
+    some shards; they stand for the others, which only `stream` gives.
     """
 
     name: str
-    train: Tensor
+    train: Images
     held_out: Tensor
     stream: Stream | None = None
 
@@ -74,7 +74,7 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, l
     _, channels, height, width = images.shape
     held_out = Subset(held_out, evenly_spaced(len(held_out), held_out_most or len(held_out)).tolist())
     held_out_images = decode(held_out, (height, width), channels, skip) if len(held_out) else images[:0]
-    return ImageSet(_name(config.source), images, held_out_images)  # type: ignore[arg-type]
+    return ImageSet(_name(config.source), images, held_out_images)
 
 
 def _load_stream(config: DataConfig, held_out_most: int | None, lazy: bool) -> ImageSet:
@@ -130,13 +130,13 @@ def evenly_spaced(n: int, most: int) -> Tensor:
     return torch.arange(count) * n // max(count, 1)
 
 
-def spread(images: Tensor, most: int) -> Tensor:
+def spread(images: Images, most: int) -> Images:
     """At most `most` of the images, evenly spaced; those outside of the memory stay there."""
     numbers = evenly_spaced(len(images), most)
-    return images[numbers] if isinstance(images, Tensor) else images.some(numbers)
+    return images.some(numbers) if isinstance(images, LazyImages) else images[numbers]
 
 
-def unit_batches(images: Tensor, size: int) -> Iterator[Tensor]:
+def unit_batches(images: Images, size: int) -> Iterator[Tensor]:
     """The images in order, as float32 in [0, 1]."""
     for batch in images.split(size):
         yield to_unit(batch)
@@ -180,4 +180,4 @@ def _split(train: Pictures, test: Pictures | None, holdout: float) -> tuple[Pict
     return Subset(train, kept), Subset(train, held_out)
 
 
-__all__ = ["ImageSet", "evenly_spaced", "image_shape", "load_images", "spread", "unit_batches"]
+__all__ = ["ImageSet", "Images", "evenly_spaced", "image_shape", "load_images", "spread", "unit_batches"]

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ihdm.noise import mix_seed
+from ihdm.data.lazy import Images
+from ihdm.noise import Purpose, mix_seed
 
 AHEAD = 3  # steps whose images are decoded in advance, if they are not in memory
-SHUFFLE_STREAM = 1  # keeps the order of images apart from other uses of the same seed
 
 
 class Batches:
@@ -22,7 +22,7 @@ class Batches:
     Of several processes, each takes its share of the places.
     """
 
-    def __init__(self, images: Tensor, batch_size: int, seed: int, device: torch.device):
+    def __init__(self, images: Images, batch_size: int, seed: int, device: torch.device):
         self.images, self.batch_size, self.seed, self.device = images, batch_size, seed, device
         self._order = lru_cache(maxsize=2)(self._shuffled)
         self._thread = ThreadPoolExecutor(1)
@@ -66,7 +66,7 @@ class Batches:
         return torch.cat(parts)
 
     def _shuffled(self, epoch: int) -> Tensor:
-        generator = torch.Generator().manual_seed(mix_seed(self.seed, SHUFFLE_STREAM, epoch))
+        generator = torch.Generator().manual_seed(mix_seed(self.seed, Purpose.SHUFFLE, epoch))
         return torch.randperm(len(self.images), generator=generator).to(self.images.device)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,8 +15,27 @@ from torch import Tensor
 from ihdm.data.images import Decoder, Subset, Unreadable
 
 
+class Images(Protocol):
+    """What can be asked of uint8 images (N, C, H, W), in memory (a tensor) or outside of it."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, which: Any, /) -> Tensor: ...
+
+    def split(self, size: int, /) -> Iterable[Tensor]: ...
+
+
 class LazyImages:
-    """What can be asked of a uint8 tensor (N, C, H, W) by number, slice or in batches, decoded anew each time.
+    """Images that are decoded anew each time they are asked for.
 
     skip: a picture that cannot be read is named once, and the next one that can takes its place.
     """

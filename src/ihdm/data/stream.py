@@ -20,9 +20,8 @@ import torch
 from ihdm.data.images import Array, Fitting, Unreadable, load_picture
 from ihdm.data.shards import Found, Parts, Shards
 from ihdm.errors import IhdmError
-from ihdm.noise import mix_seed
+from ihdm.noise import Purpose, mix_seed
 
-ORDER_STREAM, WINDOW_STREAM = 8, 9  # keep the order of shards and of images apart from other uses of the same seed
 LOOKED_INTO = 16  # shards at whose beginnings a start looks
 EMPTY_MOST = 100  # windows in a row without an image
 
@@ -169,7 +168,7 @@ class Lane:
             chosen.append(found)
         arrays = self._decoded(chosen)
         window = np.stack(arrays) if arrays else np.empty((0, *self.stream.fitting.shape), np.uint8)
-        order = _permutation(len(window), self.seed, WINDOW_STREAM, self.number, place.window)
+        order = _permutation(len(window), self.seed, Purpose.WINDOW, self.number, place.window)
         return place, window[order], after._replace(window=place.window + 1)
 
     def _decoded(self, found: list[Found]) -> list[Array]:
@@ -186,7 +185,7 @@ def _images_from(
     shards = Parts(stream.shards, parts) if parts > 1 else stream.shards
     first_shard, first_image = place.shard, place.image
     for epoch in itertools.count(place.epoch):
-        mine = _permutation(len(shards), seed, ORDER_STREAM, epoch)[lane::lanes].tolist()
+        mine = _permutation(len(shards), seed, Purpose.SHARDS, epoch)[lane::lanes].tolist()
         for shard in range(first_shard, len(mine)):
             for image, found in enumerate(shards.images(mine[shard], first_image), first_image + 1):
                 if not stream.looked_at.hold_out(found):

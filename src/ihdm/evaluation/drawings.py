@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from ihdm import pictures
+from ihdm.data import Images
+from ihdm.evaluation.bound import Likelihood
+from ihdm.likelihood import bits_per_dimension, standard_error
 from ihdm.metrics.neighbours import Neighbours
 from ihdm.metrics.spectra import ROUNDING, Rings
 from ihdm.plots import figure, octaves
@@ -16,7 +19,7 @@ SPACES = {"pixels": "pixels", "inception": "Inception features"}
 SAMPLES, NEIGHBOURS = 10, 8  # rows, and images beside each sample
 
 
-def neighbours(folder: Path, samples: Tensor, train: Tensor, near: dict[str, Neighbours]) -> None:
+def neighbours(folder: Path, samples: Tensor, train: Images, near: dict[str, Neighbours]) -> None:
     """Samples, each beside its nearest training images (App. D.5)."""
     for space, found in near.items():
         others = torch.cat([train[index] for index in found.index[:SAMPLES]])
@@ -51,3 +54,28 @@ def spectra(folder: Path, rings: Rings, powers: dict[str, Tensor]) -> None:
         axis.set_ylim(bottom=max(ROUNDING / 10, float(min(power[1:].min() for power in powers.values())) / 2))
         octaves(axis.xaxis)
         axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def likelihood(folder: Path, found: Likelihood) -> Path:
+    """The bounds in bits, the paper's over delta, and their terms over the levels."""
+    path = folder / "likelihood.png"
+    with figure(path, columns=2) as (left, right):
+        bits = {bound.row: bits_per_dimension(bound.total, found.dimensions) for bound in found.bounds}
+        swept = {row.delta_ratio: values for row, values in bits.items() if row.delta_ratio is not None}
+        if swept:
+            means, errors = [float(b.mean()) for b in swept.values()], [standard_error(b) for b in swept.values()]
+            left.errorbar(list(swept), means, errors, marker="o", capsize=3, label="paper's steps")
+        for number, (row, values) in enumerate((row, v) for row, v in bits.items() if row.delta_ratio is None):
+            left.axhline(float(values.mean()), color=f"C{number + 1}", linestyle="--", label=row.name)
+        left.set(xlabel="delta / sigma", ylabel="bits / dimension", title=f"bounds on {found.images:,} images")
+        left.legend()
+        k = torch.arange(2, found.K + 1)
+        drawn: list[Tensor] = []
+        for row, values in zip(bits, found.by_level[1:].T):
+            known = ~values.isnan()
+            if not any(torch.equal(values[known], other) for other in drawn):  # some differ in L_0 alone
+                right.plot(k[known], values[known], label=row.name)
+                drawn.append(values[known])
+        right.set(xlabel="level k", ylabel="L_(k-1), nats", title="terms of the bounds")
+        right.legend()
+    return path

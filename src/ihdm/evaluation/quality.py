@@ -13,17 +13,18 @@ import torch
 from torch import Tensor
 
 from ihdm.cache import cache_folder
-from ihdm.data import ImageSet, evenly_spaced, unit_batches
+from ihdm.data import Images, ImageSet, evenly_spaced, unit_batches
 from ihdm.engine import exact_device
 from ihdm.errors import UsageError, unknown
 from ihdm.evaluation import drawings
 from ihdm.evaluation.drawings import NEIGHBOURS, SPACES
+from ihdm.execution import Execution
 from ihdm.heat import GridLaplacian
 from ihdm.metrics.distances import Reference, frechet_distance, kernel_distance, read_reference, write_reference
 from ihdm.metrics.inception import FEATURES, SHA256, Inception, check_channels, features
 from ihdm.metrics.neighbours import Memorisation, Neighbours, memorisation, nearest
 from ihdm.metrics.spectra import Rings, log_spectral_distance
-from ihdm.model import Model
+from ihdm.model import USUAL, Model
 from ihdm.pixels import to_unit
 from ihdm.workers import Workers
 
@@ -111,7 +112,7 @@ def needs_inception(metrics: Sequence[str]) -> bool:
     return bool({"fid", "kid", "neighbours"} & set(metrics))
 
 
-def split_images(images: ImageSet, split: str) -> Tensor:
+def split_images(images: ImageSet, split: str) -> Images:
     return images.train if split == "train" else images.held_out
 
 
@@ -139,23 +140,23 @@ def evaluate(
     seed: int = 0,
     workers: Workers | None = None,
     figures: Path | None = None,
-    progress: bool = False,
-    **options: Any,
+    execution: Execution = USUAL,
+    **sampling: Any,
 ) -> Quality | None:
     """Measure n samples against the images of a split; None in processes other than the main one.
 
-    inception: on the device that it is to use; None if no metric needs it. options: those of `Model.sample_batches`.
+    inception: on the device that it is to use; None if no metric needs it. sampling: how to sample (`Model`).
     """
     n = min(n, COMPARED) if set(metrics) == {"neighbours"} else n
-    workers, device = workers or Workers(), exact_device(next(model.network.parameters()).device)
+    workers, device = workers or Workers(), exact_device(model.device)
     rings = Rings(GridLaplacian(model.config.shape[1:]))
     sources: dict[str, Reference] = {}
     if inception is not None:
-        wanted = {split: split_images(images, split)} if {"fid", "kid"} & set(metrics) else {}
+        wanted: dict[str, Images] = {split: split_images(images, split)} if {"fid", "kid"} & set(metrics) else {}
         if "neighbours" in metrics:
             wanted |= {"train": images.train, "held-out": _some(images.held_out)}
         sources = {name: _reference(images.name, name, some, inception, workers) for name, some in wanted.items()}
-    samples = _generate(model, inception, rings, n, seed, workers, progress, options)
+    samples = _generate(model, inception, rings, n, seed, workers, execution, sampling)
     if not workers.main:
         return None
 
@@ -188,8 +189,8 @@ def _generate(
     n: int,
     seed: int,
     workers: Workers,
-    progress: bool,
-    options: dict[str, Any],
+    execution: Execution,
+    sampling: dict[str, Any],
 ) -> Samples:
     """Make the samples of all processes and look at each once."""
     share = workers.share(n)
@@ -198,9 +199,8 @@ def _generate(
 
     def watched() -> Iterator[Tensor]:
         number = share.start
-        batches = model.sample_batches(
-            len(share), seed, first=share.start, progress=progress and workers.main, **options
-        )
+        own = execution if workers.main else execution.quiet()
+        batches = model.sample_batches(len(share), seed, first=share.start, execution=own, **sampling)
         for batch in batches:
             if inception is not None:
                 seen.extend(features(inception, [batch], len(batch)))
@@ -213,9 +213,9 @@ def _generate(
     return Samples(workers.join(torch.cat(seen)), workers.join(torch.cat(first)), power)
 
 
-def _reference(name: str, split: str, images: Tensor, inception: Inception, workers: Workers) -> Reference:
+def _reference(name: str, split: str, images: Images, inception: Inception, workers: Workers) -> Reference:
     """Features of a data set: from the cache, or computed by all processes together and kept there."""
-    digest = hashlib.blake2b(images.cpu().contiguous().numpy().data, digest_size=16).hexdigest()
+    digest = hashlib.blake2b(images[:].cpu().contiguous().numpy().data, digest_size=16).hexdigest()
     shape = "x".join(map(str, images.shape))
     key = {"images": shape, "digest": digest, "convention": inception.convention, "inception": SHA256}
     path = cache_folder() / "references" / f"{shape}-{inception.convention}-{digest}.safetensors"
@@ -242,7 +242,7 @@ def _neighbours(
     samples: Samples, images: ImageSet, sources: dict[str, Reference], device: torch.device
 ) -> dict[str, tuple[Neighbours, Neighbours]]:
     """Nearest training images of samples and of held-out images, by space."""
-    banks = {"pixels": images.train, "inception": sources["train"].features}
+    banks = {"pixels": images.train[:], "inception": sources["train"].features}
     queries = {
         "pixels": (samples.first, _some(images.held_out)),
         "inception": (samples.features[: len(samples.first)], sources["held-out"].features),
@@ -253,7 +253,7 @@ def _neighbours(
     }
 
 
-def _spectra(model: Model, rings: Rings, images: Tensor) -> dict[str, Tensor]:
+def _spectra(model: Model, rings: Rings, images: Images) -> dict[str, Tensor]:
     """Power spectra of data, and of data at some levels of the process (App. B.6)."""
     some = images[evenly_spaced(len(images), 10 * COMPARED)]
     spectra = {"data": rings.power(unit_batches(images, BATCH))}

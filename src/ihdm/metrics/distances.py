@@ -14,10 +14,9 @@ from safetensors.torch import safe_open, save_file
 from torch import Tensor
 
 from ihdm.errors import IhdmError
-from ihdm.noise import mix_seed
+from ihdm.noise import Purpose, mix_seed
 
 KID_SUBSETS, KID_SUBSET = 100, 1000  # the usual choice
-KID_STREAM = 6  # keeps the choice of subsets apart from other uses of the same seed
 BLOCK = 4096  # features whose products are summed at a time
 
 
@@ -73,7 +72,7 @@ def kernel_distance(
     samples: Tensor, reference: Reference, seed: int, device: torch.device | None = None
 ) -> tuple[float, float]:
     """KID: the squared distance of kernel means, unbiased, of random subsets; its mean and deviation over those."""
-    generator = torch.Generator().manual_seed(mix_seed(seed, KID_STREAM))
+    generator = torch.Generator().manual_seed(mix_seed(seed, Purpose.KID))
     size = min(KID_SUBSET, len(samples), len(reference))
     found = []
     for _ in range(KID_SUBSETS):

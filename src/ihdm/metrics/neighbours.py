@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ihdm.data import Images
 from ihdm.pixels import to_unit
 
 CPU = torch.device("cpu")
@@ -48,7 +49,7 @@ class Memorisation:
         )
 
 
-def nearest(queries: Tensor, bank: Tensor, count: int, device: torch.device, doing: str = "") -> Neighbours:
+def nearest(queries: Tensor, bank: Images, count: int, device: torch.device, doing: str = "") -> Neighbours:
     """The `count` images of the bank (N, ...) nearest to each query (n, ...), which go through the device in blocks.
 
     Images in uint8 are compared in [0, 1]. Candidates are found by products in float32; their distances, and the

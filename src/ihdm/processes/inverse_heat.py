@@ -1,50 +1,209 @@
-"""The paper's process: blur and a little noise forward, deblurring and a little noise back (Eq. 3-4, Alg. 1-2)."""
+"""The paper's process: blur and a little noise forward, deblurring and a little noise back (Eq. 3-4, Alg. 1-2).
+
+Its network can be sampled in two ways: by the paper's steps, from each level to the next with noise delta, and by exact
+steps, those of a Markov chain with the same marginals, between any two levels (docs/exact-steps.md).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from ihdm.heat import Constant, GaussianFilter, GridLaplacian
-from ihdm.processes.levels import draw
+from ihdm.constant import Constant
+from ihdm.errors import UsageError
+from ihdm.heat import GaussianFilter, GridLaplacian
+from ihdm.noise import SeededNoise
+from ihdm.prior import Prior
+from ihdm.processes.diagonal import Diagonal
+from ihdm.processes.heat_bound import HeatBound
+from ihdm.processes.linear import LinearPredictor
+from ihdm.processes.process import Batches, Network, Shape, Steps, evenly, fitting
+from ihdm.processes.skip import IdentitySkip, LinearSkip, Skip
+from ihdm.processes.spectrum import Spectrum, guesses
 from ihdm.schedule import Schedule
+from ihdm.settings import setting
 
 if TYPE_CHECKING:
-    from ihdm.processes import Network
-    from ihdm.processes.skip import Skip
+    from ihdm.restoration import Hold
+
+SPECTRUM_MOST = 20_000  # images that the spectrum is measured on: its power is then known to one percent
+FILTERED_MOST = 5000  # images in the prior of a model that blurs with a filter
+LIMIT = 10.0  # how far, in standard deviations over the network's mean output, a prediction is carried on by itself
+AHEAD = 1.0  # the logarithm of the most that a change of the prediction is amplified by in second order
 
 
 @dataclass(frozen=True)
-class InverseHeat:
-    """q(u_k | u_0) = N(F(t_k) u_0, sigma^2 I) (Eq. 3) and p(u_prev | u_k) = N(mu(u_k, k), delta^2 I) (Eq. 4).
+class HeatSettings:
+    """The forward process, and what the network learns (App. B.4-B.5)."""
+
+    K: int = setting(200, "number of levels", least=1, most=100_000)
+    sigma: float = setting(0.01, "noise in training", least=0)
+    sigma_B_min: float = setting(0.5, "blur width of level 1, in pixels", above=0)
+    sigma_B_max: float | None = setting(None, "blur width of level K, in pixels; auto: 3/4 of the longer side", above=0)
+    skip: Literal["identity", "linear"] = setting(
+        "identity", "what the network's output is added to: the image, as in the paper, or its best linear prediction"
+    )
+    blur: Literal["heat", "gaussian"] = setting(
+        "heat", "the heat equation, or a Gaussian filter that sees black outside"
+    )
+
+    def __post_init__(self) -> None:
+        if self.sigma_B_max is not None and self.sigma_B_max <= self.sigma_B_min:
+            raise UsageError(
+                f"process.sigma_B_max ({self.sigma_B_max:g}) must be larger than "
+                f"process.sigma_B_min ({self.sigma_B_min:g})"
+            )
+        if self.skip == "linear" and self.sigma < 1e-6:
+            raise UsageError("process.skip=linear needs process.sigma of at least 1e-6; below, use skip=identity")
+        if self.skip == "linear" and self.blur == "gaussian":
+            raise UsageError(
+                "process.skip=linear knows the heat equation only; with process.blur=gaussian, set it to identity"
+            )
+
+    def schedule(self, grid: Shape) -> Schedule:
+        """The schedule on a grid; without a largest blur width, three quarters of the longer side."""
+        widest = self.sigma_B_max or 0.75 * max(grid)
+        if widest <= self.sigma_B_min:
+            raise UsageError(
+                f"process.sigma_B_max is {widest:g} for images of {tuple(grid)}, which must be larger than "
+                f"process.sigma_B_min ({self.sigma_B_min:g})"
+            )
+        return Schedule(self.K, widest, self.sigma_B_min)
+
+
+@dataclass(frozen=True)
+class HeatSampling(Steps):
+    """By the paper's steps, with delta, or by exact steps, with eta."""
+
+    sampler: Literal["paper", "exact"] = setting("paper", "the paper's steps, or those of the exact posterior")
+    delta_ratio: float = setting(1.25, "paper: noise delta of a step, in units of sigma", least=0)
+    eta: float = setting(1.0, "exact: fresh noise in a step; 1 the posterior's, 0 none", least=0, most=1)
+    order: int = setting(
+        2, "exact: 2, steps learn from the one before, which pays if they are few; or 1", least=1, most=2
+    )
+
+
+OWN = {"paper": ("delta_ratio",), "exact": ("eta", "order")}  # what goes with one sampler only
+
+
+@dataclass(frozen=True)
+class InverseHeat(Diagonal):
+    """q(u_k | u_0) = N(F(t_k) u_0, sigma^2 I) (Eq. 3); by the paper p(u_prev | u_k) = N(mu(u_k, k), delta^2 I) (Eq. 4).
 
     skip: how mu is made of the network, the paper's identity or the best linear predictor.
+    prior: p(u_K); None: it cannot be started, only gone through.
+    spectra: the data's, as measured, or several guesses of it, the likeliest first.
     filter: blurs instead of the heat equation, if given (App. C.6).
+    hold: corrects predictions, such as by an image that is to be restored.
     """
 
     laplacian: GridLaplacian
     schedule: Schedule
     sigma: float
-    delta: float
-    skip: Skip
+    skip: Skip = field(default_factory=IdentitySkip)
+    sampling: HeatSampling = HeatSampling()
+    prior: Prior = None  # type: ignore[assignment]
+    spectra: tuple[Spectrum, ...] = ()
     filter: GaussianFilter | None = None
+    hold: Hold | None = None
     _t: Constant = field(init=False, repr=False)
 
+    Settings = HeatSettings
+    Sampling = HeatSampling  # type: ignore[assignment]
+    title = "inverse heat dissipation"
+    grown = "grown from blur"
+    restored_by = {"sampler": "paper"}  # noqa: RUF012 -- never changed; nearer to the truth by 0.3 dB (docs/exact-steps.md)
+    method = "Rissanen, Heinonen, Solin, *Generative Modelling with Inverse Heat Dissipation*, ICLR 2023"
+
     def __post_init__(self) -> None:
-        if not (0 <= self.sigma < float("inf") and 0 <= self.delta < float("inf")):
-            raise ValueError(f"noise cannot be negative: sigma is {self.sigma}, delta is {self.delta}")
+        if not 0 <= self.sigma < float("inf"):
+            raise ValueError(f"noise cannot be negative: sigma is {self.sigma}")
         object.__setattr__(self, "_t", Constant(self.schedule.t))
 
     @property
-    def K(self) -> int:
+    def K(self) -> int:  # type: ignore[override]
         return self.schedule.K
 
-    def with_noise(self, ratio: float) -> InverseHeat:
-        """The same with sampling noise delta = ratio sigma."""
-        return replace(self, delta=ratio * self.sigma)
+    @property
+    def basis(self) -> GridLaplacian:  # type: ignore[override]
+        return self.laplacian
+
+    @property
+    def exact(self) -> bool:
+        return self.sampling.sampler == "exact"
+
+    @property
+    def delta(self) -> float:
+        """The noise of the paper's steps."""
+        return self.sampling.delta_ratio * self.sigma
+
+    @property
+    def start_noise(self) -> float:
+        """The noise of u_K, and of any state that a chain begins with."""
+        return self.sigma if self.exact else self.delta
+
+    # How it comes to be
+
+    @classmethod
+    def check(cls, settings: HeatSettings, sampling: HeatSampling) -> None:
+        _check_sampler(sampling, settings.K, settings.sigma, settings.blur == "heat")
+
+    @classmethod
+    def from_images(cls, settings: HeatSettings, sampling: HeatSampling, shape: Shape, batches: Batches) -> InverseHeat:
+        """Measure the spectrum of the images, and blur them for the prior; of a filter's all coefficients are kept."""
+        laplacian, t_K = GridLaplacian(shape[1:]), float(settings.schedule(shape[1:]).t[-1])
+        if settings.blur == "gaussian":
+            filter = GaussianFilter(laplacian.grid)
+            prior = Prior.from_images(laplacian, t_K, batches(FILTERED_MOST, "blurring for the prior"), filter)
+            return cls._built(settings, sampling, laplacian, prior)
+        spectrum = Spectrum.from_images(laplacian, batches(SPECTRUM_MOST, "measuring the spectrum"))
+        prior = Prior.from_images(laplacian, t_K, batches(None, "blurring for the prior"))
+        return cls._built(settings, sampling, laplacian, prior, spectrum)
+
+    @classmethod
+    def from_state(
+        cls, settings: HeatSettings, sampling: HeatSampling, shape: Shape, state: Mapping[str, Tensor]
+    ) -> InverseHeat:
+        """Models with the identity skip of 0.1.0 did not keep their spectrum."""
+        laplacian, channels = GridLaplacian(shape[1:]), shape[0]
+        shapes: dict[str, tuple[int | None, ...]] = {"prior.coefficients": (None, channels, None)}
+        measured = {f"spectrum.{name}": form for name, form in _spectrum_shapes(shape).items()}
+        if settings.skip == "linear" or any(name in state for name in measured):
+            shapes |= measured
+        fitting(state, shapes)
+        filter = GaussianFilter(laplacian.grid) if settings.blur == "gaussian" else None
+        t_K = float(settings.schedule(shape[1:]).t[-1])
+        prior = Prior(laplacian, t_K, state["prior.coefficients"], filter)
+        found = {name.removeprefix("spectrum."): state[name] for name in measured if name in state}
+        return cls._built(settings, sampling, laplacian, prior, Spectrum(**found) if found else None)
+
+    @classmethod
+    def _built(
+        cls,
+        settings: HeatSettings,
+        sampling: HeatSampling,
+        laplacian: GridLaplacian,
+        prior: Prior,
+        spectrum: Spectrum | None = None,
+    ) -> InverseHeat:
+        schedule = settings.schedule(laplacian.grid)
+        skip: Skip = IdentitySkip()
+        if settings.skip == "linear" and spectrum is not None:
+            skip = LinearSkip(LinearPredictor(laplacian, schedule, settings.sigma, spectrum))
+        spectra = () if prior.blur is not None else (spectrum,) if spectrum else tuple(guesses(prior))
+        return cls(laplacian, schedule, settings.sigma, skip, sampling, prior, spectra, prior.blur)
+
+    def state(self) -> dict[str, Tensor]:
+        measured = vars(self.spectra[0]) if len(self.spectra) == 1 else {}
+        spectrum = {f"spectrum.{name}": tensor for name, tensor in measured.items()}
+        return spectrum | {"prior.coefficients": self.prior.coefficients}
+
+    # Forward, and what the network learns
 
     def blur(self, u_0: Tensor, k: Tensor) -> Tensor:
         """F(t_k) u_0 (Eq. 2), with one level for each sample, (B,), or several, (L, B), for which u_0 is read once."""
@@ -54,20 +213,176 @@ class InverseHeat:
         """u_k = F(t_k) u_0 + sigma eps, a draw from q(u_k | u_0) (Eq. 3)."""
         return self.blur(u_0, k) + self.sigma * eps
 
-    def mean(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
-        """mu(u_k, k) (Eq. 4)."""
-        return self.skip(network, u_k, k)
-
-    def loss_at(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
-        """|| mu(F(t_k) u_0 + sigma eps, k) - F(t_{k-1}) u_0 ||^2, summed over pixels, for each sample (Eq. 9-10)."""
+    def errors(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+        """mu(F(t_k) u_0 + sigma eps, k) - F(t_{k-1}) u_0."""
         coarse, fine = self.blur(u_0, torch.stack([k, k - 1]))
-        return (self.mean(network, coarse + self.sigma * eps, k) - fine).square().flatten(1).sum(1)
+        return self.skip(network, coarse + self.sigma * eps, k) - fine
 
-    def loss(self, network: Network, u_0: Tensor, generator: torch.Generator) -> Tensor:
-        """Alg. 1: the squared error at a random level, one for each sample."""
-        k, eps = draw(u_0.shape, self.K, generator)
-        return self.loss_at(network, u_0, k, eps.to(u_0.dtype))
+    def loss(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+        """|| mu(F(t_k) u_0 + sigma eps, k) - F(t_{k-1}) u_0 ||^2, summed over pixels, for each sample (Eq. 9-10)."""
+        return self.errors(network, u_0, k, eps).square().flatten(1).sum(1)
 
-    def step(self, network: Network, u_k: Tensor, k: Tensor, eps: Tensor) -> Tensor:
-        """Alg. 2: u_prev = mu(u_k, k) + delta eps, with one level for all samples or one for each."""
+    # Back
+
+    def levels(self, top: int | None = None) -> list[int]:
+        _check_sampler(self.sampling, self.K, self.sigma, self.filter is None)
+        levels = super().levels(top)
+        if self.exact and len(levels) > 2:  # by way of level 1: from farther off the last step leaves a haze
+            levels = [*evenly(levels[0], 1, len(levels) - 2), 0]
+        if self.exact and not self.spectra and any(k - j > 1 for k, j in zip(levels, levels[1:])):
+            raise UsageError("to leave out levels, exact steps need the spectrum of the data")
+        return levels
+
+    def with_sampling(self, **changes: Any) -> InverseHeat:
+        if changes.get("sampler") == "paper":
+            changes = {"steps": None} | changes  # the paper's steps are as many as there are levels
+        other = super().with_sampling(**changes)
+        for sampler, own in OWN.items():
+            given = [name for name in own if name in changes]
+            if given and other.sampling.sampler != sampler:
+                chosen = other.sampling.sampler
+                raise UsageError(
+                    f"{given[0]} is for the sampler {sampler!r}, and this is {chosen!r}; choose --sampler {sampler} too"
+                )
+        return other
+
+    def mean(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
+        """mu(u_k, k) (Eq. 4), held to what it is to be held to."""
+        mu = self.skip(network, u_k, k)
+        if self.hold is None:
+            return mu
+        return self.laplacian.from_spectrum(self.hold(self.laplacian.to_spectrum(mu), k, k - 1))
+
+    def step(self, network: Network, u_k: Tensor, k: Tensor, j: Tensor, eps: Tensor) -> Tensor:
+        """Alg. 2: u_prev = mu(u_k, k) + delta eps, or an exact step to any level."""
+        if self.exact:
+            return super().step(network, u_k, k, j, eps)
         return self.mean(network, u_k, k.expand(len(u_k))) + self.delta * eps
+
+    def predict(self, network: Network, u_k: Tensor, u_hat_k: Tensor, k: Tensor, j: Tensor) -> Tensor:
+        """m_j = E[F(t_j) u_0 | u_k] = exp((t_j - t_{k-1}) eigenvalues) mu, in the spectrum.
+
+        That would amplify the network's mistakes. So it is done to what mu has beyond the linear predictor, and up to
+        a limit; the linear predictor itself is known at any level.
+        """
+        m = self.laplacian.to_spectrum(self.skip(network, u_k, k))
+        if self._predictor is not None:
+            linear, t = self._predictor, self._t.like(u_k)
+            deviation = linear.deviation(u_hat_k, k)
+            beyond = linear.deviation(m, k - 1) - linear.predict(deviation, k, k - 1)
+            most = LIMIT * linear.variance(k, j, m).sqrt() / linear.rms_error(k, m)
+            growth = torch.minimum(self.laplacian.decay(t[j] - t[k - 1], m), most.clamp_min(1))
+            m = linear.coefficients(linear.predict(deviation, k, j) + growth * beyond, j)
+        return m if self.hold is None else self.hold(m, k, j)
+
+    @cached_property
+    def _predictor(self) -> LinearPredictor | None:
+        if isinstance(self.skip, LinearSkip):
+            return self.skip.predictor
+        return LinearPredictor(self.laplacian, self.schedule, self.sigma, self.spectra[0]) if self.spectra else None
+
+    def ratio(self, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
+        """exp((t_k - t_j) eigenvalues)."""
+        t = self._t.like(like)
+        return self.laplacian.decay(t[k] - t[j], like)
+
+    def sigma_at(self, k: Tensor, like: Tensor) -> Tensor:
+        """The same at every level but 0, where the last step leaves no noise."""
+        return (self.sigma * (k > 0)).to(like).view(-1, *[1] * (like.ndim - 1))
+
+    def slope(self, i: Tensor, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
+        """Half the ratio of the steps, times alpha_j / alpha_k up to a limit; none in the first step and the last.
+
+        Steps are counted in levels, that is, in log t: over that, predictions change evenly.
+        """
+        t, shape = self._t.like(like), (-1, *[1] * (like.ndim - 1))
+        ahead = torch.where((i > k) & (j > 0), (k - j) / (i - k).clamp_min(1) / 2, 0.0)
+        growth = torch.exp(((t[j] - t[k]).view(shape) * self.laplacian.eigenvalues_like(like)).clamp_max(AHEAD))
+        return ahead.to(like).view(shape) * growth
+
+    @property
+    def remembers(self) -> bool:
+        return self.exact and self.sampling.order == 2
+
+    # Where it starts
+
+    def start(self, noise: SeededNoise) -> Tensor:
+        """u_K = F(t_K) u_0 + noise, u_0 a training image of each row's own choice."""
+        return self.near(noise.choice(len(self.prior)), noise(self.K + 1))
+
+    def near(self, index: Tensor, eps: Tensor) -> Tensor:
+        """The same with u_0 the training images of the given numbers."""
+        return self.prior.near(index, eps, self.start_noise)
+
+    def between(self, one: SeededNoise, other: SeededNoise, weight: Tensor) -> Tensor:
+        """Blurred starts are interpolated linearly."""
+        start, end = self.start(one), self.start(other)
+        return torch.lerp(start, end, weight.to(start).view(-1, *[1] * (start.ndim - 1)))
+
+    def guided(self, hold: Hold) -> InverseHeat:
+        """The same, held to something at every step."""
+        return replace(self, hold=hold)
+
+    def bounding(self, **options: Any) -> HeatBound:
+        return HeatBound(self, **options)
+
+    # In words
+
+    @classmethod
+    def summary(cls, settings: HeatSettings, sampling: HeatSampling, shape: Shape) -> str:
+        schedule = settings.schedule(shape[1:])
+        filter = ", Gaussian filter" if settings.blur == "gaussian" else ""
+        return (
+            f"{cls.title}, K = {settings.K}, sigma_B {schedule.sigma_B_min:g} to {schedule.sigma_B_max:g} pixels, "
+            f"sigma {settings.sigma:g}, {settings.skip} skip{filter}"
+        )
+
+    @classmethod
+    def remarks(cls, settings: HeatSettings, shape: Shape) -> list[str]:
+        found, widest, longest = [], settings.schedule(shape[1:]).sigma_B_max, max(shape[1:])
+        if settings.sigma == 0:
+            found.append("warning: without noise (process.sigma=0) the reverse process is unstable (App. C.5)")
+        if widest < longest / 2:
+            found.append(
+                f"note: at the widest blur, {widest:g} pixels, images of {longest} pixels are not blank yet; "
+                f"the paper blurs by half the size or more: --set process.sigma_B_max=auto"
+            )
+        return found
+
+    def facts(self) -> dict[str, str]:
+        prior = self.prior.coefficients
+        return {"prior": f"{len(prior):,} blurred training images, {prior[0].numel()} coefficients each"}
+
+    def level_words(self, k: int) -> str:
+        return f"as if blurred over {float(self.schedule.sigma_B[k]):.1f} pixels" if k else "sharp"
+
+    def sampling_words(self) -> str:
+        if not self.exact:
+            return f"the paper's {self.K} steps, delta {self.delta:g}"
+        order = ", second order" if self.remembers else ""
+        return f"{len(self.levels()) - 1} exact steps, eta {self.sampling.eta:g}{order}"
+
+
+def _spectrum_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    return {"mean": shape, "axes": (shape[0], shape[0]), "power": shape}
+
+
+def as_published(settings: Any) -> bool:
+    """Whether it is the process of the authors' code: the heat equation, and a network that adds to the image."""
+    return isinstance(settings, HeatSettings) and (settings.skip, settings.blur) == ("identity", "heat")
+
+
+def _check_sampler(sampling: HeatSampling, K: int, sigma: float, heat: bool) -> None:
+    """Refuse samplers that the process does not allow."""
+    if sampling.sampler == "paper" and (sampling.steps or K) < K:
+        raise UsageError(
+            f"the paper's steps go from each level to the next, {K} in all; "
+            f"for {sampling.steps} take exact ones (--sampler exact, or --set sampling.sampler=exact), "
+            f"for all of them --set sampling.steps=auto"
+        )
+    if sampling.sampler == "exact" and (sigma == 0 or not heat):
+        why = "noise (process.sigma > 0)" if heat else "the heat equation (process.blur=heat)"
+        raise UsageError(
+            f"exact steps need {why}; "
+            f"take the paper's (--sampler paper, or --set sampling.sampler=paper sampling.steps=auto)"
+        )

@@ -27,6 +27,7 @@ STUDIES = {
     "neighbours": "samples and their nearest training images (App. D.5)",
     "langevin-limit": "with many levels a step becomes a Langevin step (App. A.4)",
     "network-bias": "how far a learned step is from the best linear one (beyond the paper)",
+    "exact-steps": "samples by the paper's steps and by exact ones in fewer and fewer steps (beyond the paper)",
     "restore": "blurred images made sharp again: how close to the truth, and how sure (beyond the paper)",
 }
 

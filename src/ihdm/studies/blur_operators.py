@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ihdm.building import build_schedule
 from ihdm.data import evenly_spaced
 from ihdm.heat import FiniteDifferences, GaussianFilter, GridLaplacian
 from ihdm.pixels import to_unit
 from ihdm.plots import figure, octaves, tiles
-from ihdm.studies.lab import Findings, Lab
+from ihdm.studies.lab import PAPER_WORDS, Findings, Lab
 
 OPERATORS: dict[str, Any] = {
     "cosine basis": GridLaplacian,
@@ -27,7 +26,7 @@ IMAGES, POINTS, SHOWN, SAMPLES = 32, 12, 5, 5
 def study(lab: Lab) -> Findings:
     grid = lab.images.shape[1:]
     u_0 = to_unit(lab.images.train[evenly_spaced(len(lab.images.train), IMAGES)]).to(lab.device)
-    schedule = build_schedule(lab.process, grid)
+    schedule = lab.process.schedule(grid)
     widths = [float(schedule.sigma_B[1 + i]) for i in _between(schedule.K, POINTS)]
     blurred: dict[str, list[Tensor]] = {}
     milliseconds: dict[str, list[float]] = {}
@@ -40,11 +39,11 @@ def study(lab: Lab) -> Findings:
         for name, found in blurred.items()
         if found is not exact
     }
-    models = {name: lab.trained("process.skip=identity", *words) for name, words in MODELS.items()}
-    samples = {name: model.sample(SAMPLES, lab.seed, **lab.options()) for name, model in models.items()}
+    models = {name: lab.trained("process.skip=identity", *words, *PAPER_WORDS) for name, words in MODELS.items()}
+    samples = {name: model.sample(SAMPLES, lab.seed, execution=lab.execution) for name, model in models.items()}
     count = 200 if lab.quick else 10_000
     distance = {
-        name: lab.distance(model.sample_batches(count, lab.seed, progress=True, **lab.options()))
+        name: lab.distance(model.sample_batches(count, lab.seed, execution=lab.execution))
         for name, model in models.items()
     }
     picks = _between(len(widths), SHOWN)

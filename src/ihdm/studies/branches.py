@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ihdm.noise import BranchingNoise
 from ihdm.plots import figure
-from ihdm.studies.lab import Findings, Lab
+from ihdm.studies.lab import PAPER, Findings, Lab, blurring
 
 SPLITS = (0.85, 0.55, 0.3)  # of K
 HALF, APART = 0.43, 2.0  # half a drawn image, and columns of them, in units of their distance
@@ -15,7 +15,8 @@ TREES = 8  # that the distances are averaged over; the first is drawn
 
 
 def study(lab: Lab) -> Findings:
-    model = lab.model()
+    schedule = blurring(lab.model().process).schedule
+    model = lab.model().sampled(**PAPER)
     K, leaves = model.process.K, 2 ** len(SPLITS)
     splits = [max(1, round(share * K)) for share in SPLITS]
     wanted = [K, *splits, 0]
@@ -24,7 +25,7 @@ def study(lab: Lab) -> Findings:
     for tree in range(TREES):
         u_K = model.start(torch.full((leaves,), tree, device=lab.device), lab.seed)
         noise = BranchingNoise(lab.seed + tree, torch.tensor(splits, device=lab.device), model.config.shape)
-        states = {k: u.cpu() for k, u in model.path(u_K, noise, **lab.options()) if k in wanted}
+        states = {k: u.cpu() for k, u in model.path(u_K, noise, execution=lab.execution) if k in wanted}
         drawn = drawn or states
         images = states[0].flatten(1)
         for depth, split in enumerate(splits):
@@ -32,7 +33,7 @@ def study(lab: Lab) -> Findings:
             pairs = images.view(-1, 2, half, images.shape[1])
             distances[split].append((pairs[:, 0] - pairs[:, 1]).square().mean(-1).sqrt().mean())
     apart = {split: float(torch.stack(values).mean()) for split, values in distances.items()}
-    _draw(lab, drawn, wanted, model.process.schedule.sigma_B)
+    _draw(lab, drawn, wanted, schedule.sigma_B)
     words = ", ".join(f"{apart[split]:.3f} (level {split})" for split in splits)
     return Findings(
         {"splits": splits, "rms_difference_by_split": apart},

@@ -8,19 +8,19 @@ from torch import Tensor
 from ihdm.noise import SeededNoise
 from ihdm.plots import figure, tiles
 from ihdm.sampler import last
-from ihdm.studies.lab import Findings, Lab
+from ihdm.studies.lab import PAPER, Findings, Lab
 
 SIDE, SHOWN = 8, 6
 
 
 def study(lab: Lab) -> Findings:
-    model = lab.model()
+    model = lab.model().sampled(**PAPER)
     noises, starts = (
         axis.flatten().to(lab.device) for axis in torch.meshgrid(*2 * [torch.arange(SIDE)], indexing="ij")
     )
     noise = SeededNoise(lab.seed, noises, model.config.shape)
     u_K = model.start(starts + SIDE, lab.seed)
-    images = last(model.path(u_K, noise, **lab.options())).clamp(0, 1).cpu()
+    images = last(model.path(u_K, noise, execution=lab.execution)).clamp(0, 1).cpu()
     matrix = images.unflatten(0, (SIDE, SIDE))  # noise x start
     colour = matrix.mean((-1, -2), keepdim=True)
     shares = {

@@ -14,7 +14,7 @@ from ihdm.model import Model
 from ihdm.pixels import to_bytes, to_unit
 from ihdm.plots import figure, tiles
 from ihdm.run import read_log
-from ihdm.studies.lab import DDPM, Findings, Lab
+from ihdm.studies.lab import Findings, Lab
 
 IMAGES, STAGES, SHOWN, COLUMNS = 20, 8, 4, 6
 SAMPLES = 100
@@ -24,7 +24,7 @@ def study(lab: Lab) -> Findings:
     few = ImageSet(f"{lab.images.name}-{IMAGES}", lab.images.train[:IMAGES], lab.images.held_out)
     every = max(1, lab.config.trainer.steps // STAGES)
     stages = (f"trainer.checkpoint_every={every}", f"trainer.keep={STAGES + 1}", "trainer.decay=0")
-    kinds = {"inverse heat": (), "DDPM": DDPM}
+    kinds = {"inverse heat": (), "DDPM": lab.diffusion}
     scores: dict[str, list[float | None]] = {}
     losses: dict[str, list[float]] = {}
     rows: list[Tensor] = []
@@ -36,7 +36,8 @@ def study(lab: Lab) -> Findings:
         saved = {int(path.name.split("-")[1]): path for path in checkpoint.saved(run / "checkpoints")}
         steps = [step for step in saved if step in held_out]
         taken[name] = steps
-        samples = [_samples(lab, run, saved[step]) for step in steps]
+        model = lab.trained(*kind, *stages, images=few)
+        samples = [_samples(lab, model, saved[step]) for step in steps]
         scores[name] = [_score(lab, few, some) for some in samples]
         losses[name] = [held_out[step] for step in steps]
         rows += [to_unit(some[:COLUMNS]) for some in samples[-1 :: -max(1, STAGES // SHOWN)][::-1]]
@@ -70,11 +71,10 @@ def _in_words(steps: list[int], scores: list[float | None]) -> str:
     return ", ".join(f"{scores[i]:.2f} at step {steps[i]:,}" for i in places)
 
 
-def _samples(lab: Lab, run: Path, saved: Path) -> Tensor:
+def _samples(lab: Lab, model: Model, saved: Path) -> Tensor:
     """Of the averaged weights of a checkpoint."""
-    model = Model.from_pretrained(run / "model")
     model.network.load_state_dict(load_file(saved / "average.safetensors"))
-    return to_bytes(model.to(lab.device).sample(SAMPLES, lab.seed, **lab.options()))
+    return to_bytes(model.sample(SAMPLES, lab.seed, execution=lab.execution))
 
 
 def _score(lab: Lab, few: ImageSet, samples: Tensor) -> float | None:

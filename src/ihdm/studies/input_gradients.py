@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -11,8 +9,7 @@ from ihdm.data import evenly_spaced
 from ihdm.model import Model
 from ihdm.pixels import to_unit
 from ihdm.plots import figure, signed_tiles
-from ihdm.processes import DDPM as Diffusion
-from ihdm.studies.lab import DDPM, Findings, Lab
+from ihdm.studies.lab import PAPER, Findings, Lab
 
 SHARES = (0.05, 0.3, 0.6, 0.95)  # of K
 IMAGES = 8
@@ -20,7 +17,8 @@ RADIUS = 0.15  # of the longer side
 
 
 def study(lab: Lab) -> Findings:
-    models = {"inverse heat": lab.model(), "DDPM": lab.trained(*DDPM)}
+    unclipped = lab.trained(*lab.diffusion, "sampling.clip=false")  # a clipped pixel has no gradient
+    models = {"inverse heat": lab.model().sampled(**PAPER), "DDPM": unclipped}
     u_0 = to_unit(lab.images.train[evenly_spaced(len(lab.images.train), IMAGES)]).to(lab.device)
     gradients, local = {}, {}
     for name, model in models.items():
@@ -45,14 +43,14 @@ def study(lab: Lab) -> Findings:
 
 
 def _gradients(model: Model, u_0: Tensor, k: int, seed: int) -> Tensor:
-    """d mu(u_k)[centre] / d u_k, summed over output channels, for each image (B, H, W), without the pixel itself."""
+    """d (mean of a step)[centre] / d u_k, summed over output channels, for each image (B, H, W), without the pixel."""
     level = torch.full((len(u_0),), k, device=u_0.device)
     generator = torch.Generator(u_0.device).manual_seed(seed)
     eps = torch.randn(u_0.shape, generator=generator, device=u_0.device)
     u_k = model.process.noised(u_0, level, eps).requires_grad_()
     row, column = u_0.shape[2] // 2, u_0.shape[3] // 2
-    process = replace(model.process, clip=False) if isinstance(model.process, Diffusion) else model.process
-    output = process.mean(model.network, u_k, level)[:, :, row, column].sum()
+    mean = model.process.step(model.network, u_k, level, level - 1, torch.zeros_like(eps))
+    output = mean[:, :, row, column].sum()
     gradient = torch.autograd.grad(output, u_k)[0].sum(1)
     gradient[:, row, column] = 0
     return gradient.cpu()

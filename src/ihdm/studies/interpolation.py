@@ -8,19 +8,16 @@ from torch import Tensor
 from ihdm.model import Model
 from ihdm.noise import InterpolatedNoise, SeededNoise
 from ihdm.plots import figure, tiles
-from ihdm.processes import DDPM as Diffusion
 from ihdm.sampler import last
-from ihdm.studies.lab import DDPM, Findings, Lab
+from ihdm.studies.lab import PAPER, Findings, Lab
 
 PAIRS, STEPS, SHOWN = 6, 25, 9
 
 
 def study(lab: Lab) -> Findings:
-    models = {"inverse heat": lab.model(), "DDPM": lab.trained(*DDPM), "DDIM": lab.trained(*DDPM)}
-    ratios = {"inverse heat": None, "DDPM": 1.0, "DDIM": 0.0}
-    strips = {
-        name: [_between(lab, model, pair, ratios[name]) for pair in range(PAIRS)] for name, model in models.items()
-    }
+    diffusion = lab.trained(*lab.diffusion)
+    models = {"inverse heat": lab.model().sampled(**PAPER), "DDPM": diffusion, "DDIM": diffusion.sampled(eta=0.0)}
+    strips = {name: [_between(lab, model, pair) for pair in range(PAIRS)] for name, model in models.items()}
     roughness = {name: [_roughness(strip) for strip in found] for name, found in strips.items()}
     mean = {name: sum(values) / PAIRS for name, values in roughness.items()}
     shown = [round(i * (STEPS - 1) / (SHOWN - 1)) for i in range(SHOWN)]
@@ -39,18 +36,14 @@ def study(lab: Lab) -> Findings:
     )
 
 
-def _between(lab: Lab, model: Model, pair: int, delta_ratio: float | None) -> Tensor:
+def _between(lab: Lab, model: Model, pair: int) -> Tensor:
     """Images from one sample to another."""
     weight = torch.linspace(0, 1, STEPS, device=lab.device)
-    one, other = (torch.full((STEPS,), 2 * pair + end, device=lab.device) for end in (0, 1))
-    shape = model.config.shape
-    noise = InterpolatedNoise(SeededNoise(lab.seed, one, shape), SeededNoise(lab.seed, other, shape), weight)
-    if isinstance(model.process, Diffusion):
-        u_K = model.prior.sample(None, noise(torch.tensor(model.process.K + 1)), 1.0)
-    else:
-        start, end = (model.start(numbers, lab.seed, delta_ratio) for numbers in (one, other))
-        u_K = torch.lerp(start, end, weight.view(-1, 1, 1, 1))
-    return last(model.path(u_K, noise, delta_ratio=delta_ratio, **lab.options())).clamp(0, 1).cpu()
+    numbers = (torch.full((STEPS,), 2 * pair + end, device=lab.device) for end in (0, 1))
+    one, other = (SeededNoise(lab.seed, number, model.config.shape) for number in numbers)
+    u_K = model.process.between(one, other, weight)
+    path = model.path(u_K, InterpolatedNoise(one, other, weight), execution=lab.execution)
+    return last(path).clamp(0, 1).cpu()
 
 
 def _roughness(strip: Tensor) -> float:

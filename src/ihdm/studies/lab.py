@@ -7,30 +7,83 @@ import json
 import platform
 import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from ihdm.config import Config, EngineConfig, ProcessConfig, as_tree, load_config
-from ihdm.data import ImageSet, load_images
+from ihdm.config import Config, load_config
+from ihdm.data import Images, ImageSet, load_images
 from ihdm.data.sources import absolute
 from ihdm.engine import choose_device, choose_precision, placed
 from ihdm.errors import UsageError
 from ihdm.evaluation import images_for
+from ihdm.execution import Execution
+from ihdm.heat import GridLaplacian
 from ihdm.metrics.distances import Reference, frechet_distance
 from ihdm.metrics.inception import Inception, features, find_inception
 from ihdm.model import Model
 from ihdm.pixels import to_unit
+from ihdm.processes import Network, Process
+from ihdm.registry import PROCESSES
+from ihdm.schedule import Schedule
 from ihdm.trainer import Trainer
 
 QUICK = ("trainer.steps=600", "trainer.checkpoint_every=600", "trainer.sample_every=600")
 USUAL = ("mnist-small", "digits")  # presets that are taken unless one is named
-DDPM = ("process.kind=ddpm", "process.delta_ratio=1")
+PAPER: dict[str, Any] = {"sampler": "paper", "steps": None}  # the paper's steps, however a model is sampled by itself
+PAPER_WORDS = ("sampling.sampler=paper", "sampling.steps=auto")  # the same, of a model that is to be trained
+SAMPLING = "sampling."  # settings that a given model has to follow too
+NOT_TRAINED = ("engine", "sampling")  # settings that make no other weights
+BATCH = 512
+
+
+class BlurSettings(Protocol):
+    """What studies of blur need of a process's settings."""
+
+    sigma: float
+
+    def schedule(self, grid: tuple[int, ...], /) -> Schedule: ...
+
+
+class Blurring(Protocol):
+    """What they need of a process."""
+
+    laplacian: GridLaplacian
+    schedule: Schedule
+    sigma: float
+
+    @property
+    def start_noise(self) -> float: ...
+
+    def blur(self, u_0: Tensor, k: Tensor) -> Tensor: ...
+
+    def mean(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor: ...
+
+
+def blur_settings(settings: Any) -> BlurSettings:
+    """The settings of a process, if it is one of blur; else a refusal in words."""
+    _check(settings, ("schedule", "sigma"), PROCESSES.of(settings).title)
+    return cast(BlurSettings, settings)
+
+
+def blurring(process: Process) -> Blurring:
+    """The process, if it is one of blur; else a refusal in words."""
+    _check(process, ("schedule", "sigma", "laplacian", "start_noise", "blur", "mean"), process.title)
+    return cast(Blurring, process)
+
+
+def _check(thing: Any, needed: Sequence[str], title: str) -> None:
+    missing = [name for name in needed if not hasattr(thing, name)]
+    if missing:
+        raise UsageError(
+            f"this study is about blur, and {title} has no {', '.join(missing)}; "
+            f"give a model or a preset of inverse heat dissipation"
+        )
 
 
 @dataclass(frozen=True)
@@ -46,6 +99,8 @@ class Findings:
 @dataclass(frozen=True)
 class Lab:
     """out: the folder for results; preset, settings: of models that are trained; model: one to use instead.
+
+    Of the settings, only those of sampling are for the model too.
 
     quick: small and fast rather than sharp, on the embedded digits unless something else is named.
     """
@@ -88,13 +143,18 @@ class Lab:
         return self.trained(*settings, images=images)
 
     def trained(self, *settings: str, images: ImageSet | None = None) -> Model:
-        return placed(Model.from_pretrained(self.run(*settings, images=images) / "model"), self.device)
+        """A model with the settings; it samples as they say, however it was sampled in training."""
+        found = Model.from_pretrained(self.run(*settings, images=images) / "model")
+        sampling, kind = self.config.with_settings(settings).sampling, PROCESSES.of(found.config.process)
+        process = kind.from_state(found.config.process, sampling, found.config.shape, found.process.state())
+        return placed(Model(replace(found.config, sampling=sampling), process, found.network), self.device)
 
     def run(self, *settings: str, images: ImageSet | None = None) -> Path:
         """The run folder of a model with the settings, trained to its end; an unfinished one is continued."""
         images = images or self.images
         config = self.config.with_settings(settings)
-        settled = json.dumps([as_tree(replace(config, engine=EngineConfig())), images.fingerprint()])
+        fixed = {name: values for name, values in config.tree().items() if name not in NOT_TRAINED}
+        settled = json.dumps([fixed, images.fingerprint()])
         folder = self.out / "models" / hashlib.blake2b(settled.encode(), digest_size=6).hexdigest()
         model = folder / "model" / "config.json"
         if not model.exists() or json.loads(model.read_text())["steps"] < config.trainer.steps:
@@ -105,24 +165,27 @@ class Lab:
 
     @cached_property
     def _given(self) -> Model:
-        model = Model.from_pretrained(str(self.model_name))
-        if model.config.process.kind != "heat":
-            raise UsageError(
-                "studies are of inverse heat models; the diffusion baseline is trained beside where it is needed"
-            )
+        words = [word.removeprefix(SAMPLING).partition("=") for word in self.settings if word.startswith(SAMPLING)]
+        model = Model.from_pretrained(str(self.model_name)).sampled(**{name: value for name, _, value in words})
         return placed(model, self.device)
 
     @property
-    def process(self) -> ProcessConfig:
+    def diffusion(self) -> tuple[str, ...]:
+        """Settings of the baseline: denoising diffusion with as many levels."""
+        return "process.kind=ddpm", f"process.K={self.config.process.K}"
+
+    @property
+    def process(self) -> BlurSettings:
         """The settings of the given model's process, or of the preset's."""
-        return self._given.config.process if self.model_name is not None else self.config.process
+        return blur_settings(self._given.config.process if self.model_name is not None else self.config.process)
 
     def numbers(self, count: int) -> Tensor:
         return torch.arange(count, device=self.device)
 
-    def options(self) -> dict[str, Any]:
-        """How samples are made."""
-        return {"precision": self.precision, "compiled": not self.quick}
+    @property
+    def execution(self) -> Execution:
+        """How samples are computed."""
+        return Execution(self.precision, compiled=not self.quick, progress=True)
 
     @property
     def distance_name(self) -> str:
@@ -132,11 +195,12 @@ class Lab:
     def _inception(self) -> Inception:
         return Inception(find_inception(self.inception)).to(self.device)
 
-    def features(self, images: Tensor) -> Tensor:
+    def features(self, images: Images) -> Tensor:
         """Of uint8 images: Inception's, or, to be quick, the pixels themselves."""
+        batches = images.split(BATCH)
         if self.quick:
-            return to_unit(images).flatten(1).cpu()
-        return torch.cat(list(features(self._inception, images.split(512), len(images))))
+            return torch.cat([to_unit(batch).flatten(1).cpu() for batch in batches])
+        return torch.cat(list(features(self._inception, batches, len(images))))
 
     @cached_property
     def _reference(self) -> Reference:

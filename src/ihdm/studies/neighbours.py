@@ -14,7 +14,7 @@ ROWS, COLUMNS = 8, 6
 def study(lab: Lab) -> Findings:
     model = lab.model()
     count = 100 if lab.quick else 1000
-    samples = to_bytes(model.sample(count, lab.seed, progress=True, **lab.options()))
+    samples = to_bytes(model.sample(count, lab.seed, execution=lab.execution))
     held_out = lab.images.held_out[evenly_spaced(len(lab.images.held_out), count)]
     found, usual = (nearest(some, lab.images.train, COLUMNS, lab.device) for some in (samples, held_out))
     score = memorisation(found.distance[:, 0], usual.distance[:, 0])

@@ -8,8 +8,8 @@ from ihdm.data import evenly_spaced, unit_batches
 from ihdm.noise import SeededNoise
 from ihdm.pixels import to_unit
 from ihdm.plots import figure, octaves
-from ihdm.processes import LinearSkip, Spectrum
-from ihdm.studies.lab import Findings, Lab
+from ihdm.processes import LinearPredictor, LinearSkip, Spectrum
+from ihdm.studies.lab import Findings, Lab, blurring
 
 IMAGES, POINTS = 64, 15
 
@@ -17,16 +17,16 @@ IMAGES, POINTS = 64, 15
 @torch.no_grad()
 def study(lab: Lab) -> Findings:
     model = lab.model()
-    process = model.process
+    process, K = blurring(model.process), model.process.K
     u_0 = to_unit(lab.images.held_out[evenly_spaced(len(lab.images.held_out), IMAGES)]).to(lab.device)
     spectrum = Spectrum.from_images(process.laplacian, unit_batches(lab.images.train, 512))
-    linear = LinearSkip(process.laplacian, process.schedule, process.sigma, spectrum)
+    linear = LinearSkip(LinearPredictor(process.laplacian, process.schedule, process.sigma, spectrum))
     noise = SeededNoise(lab.seed, lab.numbers(len(u_0)), model.config.shape)
-    levels = sorted({max(1, round(process.K * i / POINTS)) for i in range(1, POINTS + 1)})
+    levels = sorted({max(1, round(K * i / POINTS)) for i in range(1, POINTS + 1)})
     errors: dict[str, list[float]] = {"doing nothing": [], "best linear step": [], "learned step": []}
     for level in levels:
         k = torch.full((len(u_0),), level, device=lab.device)
-        u_k, target = process.noised(u_0, k, noise(level)), process.blur(u_0, k - 1)
+        u_k, target = model.process.noised(u_0, k, noise(level)), process.blur(u_0, k - 1)
         steps = (u_k, linear.predict(u_k, k), process.mean(model.network, u_k, k))
         for values, step in zip(errors.values(), steps):
             values.append(float((step - target).square().mean().sqrt()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ihdm.building import build_schedule
 from ihdm.data import evenly_spaced, unit_batches
 from ihdm.heat import GridLaplacian
 from ihdm.metrics.spectra import Rings
@@ -18,7 +17,7 @@ BLURS = (0.02, 0.05, 0.12, 0.3)  # of the longer side
 
 def study(lab: Lab) -> Findings:
     laplacian, side = GridLaplacian(lab.images.shape[1:]), max(lab.images.shape[1:])
-    sigma, schedule = lab.process.sigma, build_schedule(lab.process, lab.images.shape[1:])
+    sigma, schedule = lab.process.sigma, lab.process.schedule(lab.images.shape[1:])
     rings = Rings(laplacian)
     some = torch.cat(list(unit_batches(lab.images.train[evenly_spaced(len(lab.images.train), IMAGES)], 512)))
     generator = torch.Generator().manual_seed(lab.seed)

@@ -12,6 +12,7 @@ from ihdm.metrics.fidelity import psnr, ssim
 from ihdm.model import Model
 from ihdm.pixels import to_bytes, to_unit
 from ihdm.plots import figure, octaves, tiles
+from ihdm.processes import restoring
 from ihdm.studies.lab import Findings, Lab
 
 SHARES = (0.04, 0.07, 0.11, 0.18, 0.29)  # blur widths, as shares of the longer side
@@ -22,6 +23,7 @@ WAYS = ("blurred", "Wiener", "sample", "mean")
 
 def study(lab: Lab) -> Findings:
     model = lab.model()
+    laplacian = restoring(model.process).laplacian
     count, samples = (4, 4) if lab.quick else (24, 8)
     truth = to_unit(lab.images.held_out[evenly_spaced(len(lab.images.held_out), count)])
     sides = [share * max(lab.images.shape[1:]) for share in (SHARES[1::2] if lab.quick else SHARES)]
@@ -31,7 +33,7 @@ def study(lab: Lab) -> Findings:
     residual, width_error = [], []
     rows: list[list[Tensor]] = []
     for width in widths:
-        u = to_unit(to_bytes(model.process.laplacian.dissipate(truth, width**2 / 2)))
+        u = to_unit(to_bytes(laplacian.dissipate(truth, width**2 / 2)))
         found = [_restored(lab, model, image, width, samples) for image in u]
         images = torch.stack([restored for restored, _, _, _ in found])  # (image, sample, C, H, W)
         results = {"blurred": u, "Wiener": torch.stack([wiener for _, wiener, _, _ in found])}
@@ -81,7 +83,7 @@ def study(lab: Lab) -> Findings:
 
 def _restored(lab: Lab, model: Model, image: Tensor, width: float, n: int) -> tuple[Tensor, Tensor, float, float]:
     """Samples, Wiener's estimate, how far the samples blurred again are from the image, and the width as estimated."""
-    found = model.restore(image, n, lab.seed, blur_width=width, **lab.options())
+    found = model.restore(image, n, lab.seed, blur_width=width, execution=lab.execution)
     wiener = found.seen.deconvolved().float().clamp(0, 1)
     return found.images, wiener, found.seen.residual(found.images), model.observation(image).width
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from ihdm.plots import figure, tiles
-from ihdm.studies.lab import Findings, Lab
+from ihdm.studies.lab import PAPER, Findings, Lab
 
 STARTS, EACH = 4, 12
 
 
 def study(lab: Lab) -> Findings:
-    model = lab.model()
-    rows = [model.sample(EACH, lab.seed + start, same_start=True, **lab.options()) for start in range(STARTS)]
-    free = model.sample(STARTS * EACH, lab.seed, **lab.options())
+    model = lab.model().sampled(**PAPER)
+    seeds = range(lab.seed, lab.seed + STARTS)
+    rows = [model.sample(EACH, seed, same_start=True, execution=lab.execution) for seed in seeds]
+    free = model.sample(STARTS * EACH, lab.seed, execution=lab.execution)
     within = sum(float(_variance(row)) for row in rows) / STARTS / float(_variance(free))
     colour = sum(float(_variance(_colour(row))) for row in rows) / STARTS / float(_variance(_colour(free)))
     with figure(lab.picture("same-start"), size=(9, 3.4)) as (axis,):

@@ -7,24 +7,24 @@ import torch
 from ihdm.data import evenly_spaced
 from ihdm.heat import GridLaplacian
 from ihdm.metrics.spectra import Rings
+from ihdm.pictures import some_of
 from ihdm.pixels import to_unit
 from ihdm.plots import figure, tiles
-from ihdm.studies.lab import Findings, Lab
+from ihdm.studies.lab import Findings, Lab, blurring
 
 ROWS, COLUMNS = 4, 9
 
 
 def study(lab: Lab) -> Findings:
     model = lab.model()
-    K = model.process.K
-    levels = [round(K * (1 - j / (COLUMNS - 1))) for j in range(COLUMNS)]
-    generated = {k: u for k, u in model.trajectory(ROWS, lab.seed, **lab.options()) if k in levels}
+    blurs, levels = blurring(model.process), some_of(model.process.levels(), COLUMNS)
+    generated = {k: u for k, u in model.trajectory(ROWS, lab.seed, execution=lab.execution) if k in levels}
     real = to_unit(lab.images.train[evenly_spaced(len(lab.images.train), ROWS)])
     eps = torch.randn(real.shape, generator=torch.Generator().manual_seed(lab.seed))
     forward = {k: model.process.noised(real, torch.full((ROWS,), k), eps) for k in levels}
 
     rings = Rings(GridLaplacian(model.config.shape[1:]))
-    noise = 2 * max(model.process.delta, model.process.sigma) ** 2
+    noise = 2 * max(blurs.start_noise, blurs.sigma) ** 2
     detail = {  # how many rings of frequencies stand out from the noise
         name: [int((rings.power([states[k]])[1:] > noise).sum()) for k in levels]
         for name, states in (("generated", generated), ("forward", forward))
@@ -32,7 +32,7 @@ def study(lab: Lab) -> Findings:
     rows = [[states[k][i] for k in levels] for states in (generated, forward) for i in range(ROWS)]
     labels = ["generated"] + [""] * (ROWS - 1) + ["forward"] + [""] * (ROWS - 1)
     with figure(lab.picture("sequence"), size=(9, 8)) as (axis,):
-        tiles(axis, rows, labels, [f"$\\sigma_B$ = {float(model.process.schedule.sigma_B[k]):.2g}" for k in levels])
+        tiles(axis, rows, labels, [f"$\\sigma_B$ = {float(blurs.schedule.sigma_B[k]):.2g}" for k in levels])
     return Findings(
         {"levels": levels, "frequencies_above_noise": detail, "of": len(rings) - 1},
         "images grow from blank to sharp: first the colour, then large shapes, then detail; below, real images "

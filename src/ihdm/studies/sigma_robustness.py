@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ihdm.plots import figure, tiles
-from ihdm.studies.lab import Findings, Lab
+from ihdm.studies.lab import PAPER_WORDS, Findings, Lab, blur_settings
 
 FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)  # of the preset's sigma
 RATIOS = (1.0, 1.1, 1.2, 1.3, 1.4)
@@ -13,15 +13,15 @@ COLUMNS = 6
 def study(lab: Lab) -> Findings:
     factors = (0.5, 1.0, 2.0) if lab.quick else FACTORS
     samples = 200 if lab.quick else 10_000
-    sigmas = [factor * lab.config.process.sigma for factor in factors]
+    sigmas = [factor * blur_settings(lab.config.process).sigma for factor in factors]
     distances, rows = {}, []
     for sigma in sigmas:
-        model = lab.trained(f"process.sigma={sigma:g}")
+        model = lab.trained(f"process.sigma={sigma:g}", *PAPER_WORDS)
         distances[f"{sigma:g}"] = [
-            lab.distance(model.sample_batches(samples, lab.seed, delta_ratio=ratio, progress=True, **lab.options()))
+            lab.distance(model.sample_batches(samples, lab.seed, delta_ratio=ratio, execution=lab.execution))
             for ratio in RATIOS
         ]
-        rows.append(model.sample(COLUMNS, lab.seed, **lab.options()))
+        rows.append(model.sample(COLUMNS, lab.seed, execution=lab.execution))
     best = {sigma: RATIOS[values.index(min(values))] for sigma, values in distances.items()}
     with figure(lab.picture("sigma-robustness"), columns=2, widths=(1, 1.2)) as (left, right):
         tiles(left, rows, [f"$\\sigma$ = {sigma:g}" for sigma in sigmas])

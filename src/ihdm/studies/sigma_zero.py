@@ -10,25 +10,24 @@ from torch import Tensor
 from ihdm.data import evenly_spaced
 from ihdm.model import Model
 from ihdm.noise import SeededNoise
+from ihdm.pictures import some_of
 from ihdm.pixels import to_unit
 from ihdm.plots import figure, tiles
-from ihdm.studies.lab import Findings, Lab
+from ihdm.studies.lab import PAPER_WORDS, Findings, Lab, blur_settings, blurring
 
 ROWS, COLUMNS = 2, 9
-SETTINGS = ("process.sigma=0", "process.skip=identity")
+SETTINGS = ("process.skip=identity", *PAPER_WORDS)
 SAMPLES = 64
 
 
 def study(lab: Lab) -> Findings:
-    sigma = lab.config.process.sigma
-    models = {"with noise": lab.trained("process.skip=identity"), "without": lab.trained(*SETTINGS)}
+    sigma = blur_settings(lab.config.process).sigma
+    models = {"with noise": lab.trained(*SETTINGS), "without": lab.trained("process.sigma=0", *SETTINGS)}
     real = to_unit(lab.images.train[evenly_spaced(len(lab.images.train), SAMPLES)])
     rows, labels, beyond, growth = [], [], {}, {}
     for name, model in models.items():
         states = dict(_unclamped(lab, model))
-        K = model.process.K
-        levels = [round(K * (1 - j / (COLUMNS - 1))) for j in range(COLUMNS)]
-        rows += [[states[k][i] for k in levels] for i in range(ROWS)]
+        rows += [[states[k][i] for k in some_of(model.process.levels(), COLUMNS)] for i in range(ROWS)]
         labels += [name] + [""] * (ROWS - 1)
         beyond[name] = float(((states[0] < -0.1) | (states[0] > 1.1)).double().mean())
         growth[name] = _growth(lab, model, real, sigma)
@@ -48,7 +47,7 @@ def study(lab: Lab) -> Findings:
 def _unclamped(lab: Lab, model: Model) -> Iterator[tuple[int, Tensor]]:
     numbers = lab.numbers(SAMPLES)
     noise = SeededNoise(lab.seed, numbers, model.config.shape)
-    return ((k, u.cpu()) for k, u in model.path(model.start(numbers, lab.seed), noise, **lab.options()))
+    return ((k, u.cpu()) for k, u in model.path(model.start(numbers, lab.seed), noise, execution=lab.execution))
 
 
 @torch.no_grad()
@@ -57,9 +56,10 @@ def _growth(lab: Lab, model: Model, real: Tensor, sigma: float) -> float:
     generator = torch.Generator().manual_seed(lab.seed)
     small = 0.01 * sigma * torch.randn(real.shape, generator=generator).to(lab.device)
     u_0, ratios = real.to(lab.device), []
-    for level in range(1, model.process.K + 1, max(1, model.process.K // 20)):
+    process, K = blurring(model.process), model.process.K
+    for level in range(1, K + 1, max(1, K // 20)):
         k = torch.full((len(u_0),), level, device=lab.device)
-        u_k = model.process.blur(u_0, k)
-        change = model.process.mean(model.network, u_k + small, k) - model.process.mean(model.network, u_k, k)
+        u_k = process.blur(u_0, k)
+        change = process.mean(model.network, u_k + small, k) - process.mean(model.network, u_k, k)
         ratios.append(float(change.norm() / small.norm()))
     return sum(ratios) / len(ratios)

@@ -10,7 +10,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from ihdm.config import Device, Precision
-from ihdm.errors import IhdmError, UsageError
+from ihdm.errors import IhdmError
 from ihdm.verbs.words import ModelName
 
 
@@ -44,8 +44,6 @@ def app(
     keep_freed_memory()
     place = choose_device(device)
     loaded = placed(Model.from_pretrained(model), place)
-    if loaded.config.process.kind != "heat":
-        raise UsageError("the page is for inverse heat models; this one is the diffusion baseline")
     pixels = math.prod(loaded.config.shape[1:])
     name = Path(model).resolve()
     shown = name.parent.name if name.name == "model" else name.name

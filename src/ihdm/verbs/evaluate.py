@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import OmitArgPrefixes, arg
 
-from ihdm.errors import UsageError
-from ihdm.verbs.words import AS_USUAL, Computing, ModelName, Source, check_outputs, write_json
+from ihdm.verbs.words import (
+    AS_THE_MODEL_HAS_IT,
+    AS_USUAL,
+    Computing,
+    HowToSample,
+    ModelName,
+    Source,
+    check_outputs,
+    execution,
+    write_json,
+)
 
 
 def evaluate(
@@ -22,12 +30,12 @@ def evaluate(
     split: Literal["train", "test"] = "train",
     convention: Literal["clean", "legacy"] = "clean",
     seed: int = 0,
-    delta_ratio: Annotated[float | None, arg(metavar="RATIO", help_behavior_hint="")] = None,
     inception: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     allow_few: bool = False,
     resize: bool = False,
     json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     figures: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
+    sampling: Annotated[HowToSample, OmitArgPrefixes] = AS_THE_MODEL_HAS_IT,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
     """Measure samples: FID and KID, nearest training images (App. D.5), power spectrum (App. B.6).
@@ -40,18 +48,15 @@ def evaluate(
         split: images to compare with; neighbours are always looked for among those of training
         convention: how images come to 299x299 for Inception: bicubic with antialiasing (clean), or bilinear (legacy)
         seed: image i depends on the seed and i alone
-        delta_ratio: sampling noise in units of sigma; default: the model's
         inception: the Inception network of 2015-12-05; default: found, or downloaded once (docs/evaluation.md)
         allow_few: measure FID from fewer than 2,048 images all the same, though it is then far too high
         resize: bring the images to the model's size and channels, as in training with data.size and data.channels
         json: a file for all numbers
         figures: a folder for pictures of neighbours, distances and spectra
     """
-    if delta_ratio is not None and not 0 <= delta_ratio < float("inf"):
-        raise UsageError(f"--delta-ratio must be finite and not negative: {delta_ratio}")
     check_outputs(json, figures)
     from ihdm import evaluation, plots, workers
-    from ihdm.engine import choose_device, choose_precision, keep_freed_memory, placed
+    from ihdm.engine import choose_device, keep_freed_memory, placed
     from ihdm.evaluation.quality import cautions, check_images, check_metrics, needs_inception, split_images
     from ihdm.metrics.inception import Inception, find_inception
     from ihdm.model import Model
@@ -62,7 +67,7 @@ def evaluate(
     keep_freed_memory()
     place = choose_device(computing.device)
     file = find_inception(inception) if needs_inception(metrics) else None
-    loaded = Model.from_pretrained(model)
+    loaded = Model.from_pretrained(model).sampled(**sampling.changes())
     images = evaluation.images_for(loaded, data, resize)
     check_images(metrics, n, images, split, allow_few)
     with workers.together() as team:
@@ -78,20 +83,16 @@ def evaluate(
             seed=seed,
             workers=team,
             figures=figures,
-            progress=True,
-            delta_ratio=delta_ratio,
-            batch_size=computing.batch_size,
-            precision=choose_precision(computing.precision, place, math.prod(loaded.config.shape[1:])),
-            compiled=computing.compile,
+            execution=execution(computing, place, loaded.config.shape),
         )
         if found is None:
             return
-    ratio = loaded.config.process.delta_ratio if delta_ratio is None else delta_ratio
-    print(f"{model}, delta/sigma {ratio:g}: {found.table()}")
+    words = loaded.process.sampling_words()
+    print(f"{model}, {words}: {found.table()}")
     if "fid" in metrics:
         for caution in cautions(n, len(split_images(images, split))):
             print(caution, file=sys.stderr)
     if json:
-        write_json(json, {"model": model, "delta_ratio": ratio} | found.tree())
+        write_json(json, {"model": model, "sampling": words} | found.tree())
     for path in filter(None, (json, figures)):
         print(path)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import OmitArgPrefixes, arg
 
 from ihdm.errors import UsageError
-from ihdm.verbs.words import AS_USUAL, Computing, ModelName, Source, check_outputs, write_json
+from ihdm.verbs.words import AS_USUAL, Computing, ModelName, Source, check_outputs, execution, write_json
 
 
 def likelihood(
@@ -26,12 +25,12 @@ def likelihood(
     figures: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
-    """Bound the negative log-likelihood of images (Eq. 5-10), in nats and in bits per dimension.
+    """Bound the negative log-likelihood of images (Eq. 5-10), in nats and in bits per dimension, in all known ways.
 
     Args:
         model: a model folder, a run folder, mnist (which comes with ihdm), or owner/name on the hub
         data: a named set, a folder, zip, tar, idx, npy or npz file of images, or hf:NAME
-        delta_ratio: sampling noise in units of sigma; several cost no more than one; default: the model's
+        delta_ratio: noise of the paper's steps, in units of sigma; several cost no more than one; default: the model's
         levels: levels to evaluate the network at for each image, drawn by chance, level 1 always; default: all
         split: images to explain: held out from training, or those trained on
         n: how many of them, evenly spaced; default: all
@@ -45,19 +44,19 @@ def likelihood(
     check_outputs(json, figures)
     from ihdm import evaluation, plots, workers
     from ihdm.data import evenly_spaced
-    from ihdm.engine import choose_device, choose_precision, keep_freed_memory, placed
-    from ihdm.evaluation.bound import check_noise
+    from ihdm.engine import choose_device, keep_freed_memory, placed
+    from ihdm.evaluation import drawings, tables
     from ihdm.evaluation.quality import split_images
     from ihdm.model import Model
+    from ihdm.processes import bounded
 
     if figures:
         plots.check_available()
     keep_freed_memory()
     place = choose_device(computing.device)
     loaded = Model.from_pretrained(model)
-    own = loaded.config.process.delta_ratio if loaded.config.process.kind == "heat" else 1.0
-    ratios = delta_ratio or (own,)
-    check_noise(loaded, ratios)
+    options = {"delta_ratio": delta_ratio} if delta_ratio else {}
+    bounded(loaded.process).bounding(**options)  # refuses what has no density
     images = evaluation.images_for(loaded, data, resize)
     chosen = split_images(images, split)
     chosen = chosen[evenly_spaced(len(chosen), n or len(chosen))]
@@ -67,20 +66,17 @@ def likelihood(
         found = evaluation.likelihood(
             placed(loaded, team.device(place)),
             chosen,
-            ratios,
+            images.train,
             levels=levels,
             seed=seed,
-            batch_size=computing.batch_size,
-            precision=choose_precision(computing.precision, place, math.prod(loaded.config.shape[1:])),
-            compiled=computing.compile,
+            execution=execution(computing, place, loaded.config.shape, team.main),
             workers=team,
-            progress=team.main,
+            **options,
         )
         if not team.main:
             return
-    print(f"{model} on {images.name} ({split}): {found.table()}")
+    print(f"{model} on {images.name} ({split}): {tables.likelihood(found)}")
     if json:
         write_json(json, {"model": model, "data": images.name, "split": split} | found.tree())
-    drawn = found.draw(figures) if figures else []
-    for path in filter(None, (json, *drawn)):
+    for path in filter(None, (json, figures and drawings.likelihood(figures, found))):
         print(path)

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from ihdm.errors import UsageError
-from ihdm.verbs.words import AS_USUAL, Computing, ModelName, check_folder
+from ihdm.verbs.words import (
+    AS_THE_MODEL_HAS_IT,
+    AS_USUAL,
+    Computing,
+    HowToSample,
+    ModelName,
+    check_folder,
+    execution,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,10 +37,10 @@ def restore(
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("restored"),
     consistent: Annotated[bool, arg(help_behavior_hint="")] = True,
     resize: bool = False,
-    delta_ratio: Annotated[float | None, arg(metavar="RATIO", help_behavior_hint="")] = None,
+    sampling: Annotated[HowToSample, OmitArgPrefixes] = AS_THE_MODEL_HAS_IT,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
-    """Make sharp images of one's own blurred or small one.
+    """Make sharp images of one's own blurred or small one, unless told otherwise by the paper's steps.
 
     Args:
         model: a model folder, a run folder, mnist (which comes with ihdm), or owner/name on the hub
@@ -44,24 +52,23 @@ def restore(
             earlier time are replaced
         consistent: let samples start from the image and no more: blurred again, they need not look like it
         resize: crop an image and bring it to the model's size; the blur width is then that in the model's pixels
-        delta_ratio: sampling noise in units of sigma: more gives more detail, then noise; default: the model's
     """
     width = _pixels(blur_width)
     if n < 1:
         raise UsageError("--n must be at least 1")
-    if delta_ratio is not None and not 0 <= delta_ratio < float("inf"):
-        raise UsageError(f"--delta-ratio must be finite and not negative: {delta_ratio}")
     from ihdm import pictures
-    from ihdm.engine import choose_device, choose_precision, keep_freed_memory, placed
+    from ihdm.engine import choose_device, keep_freed_memory, placed
     from ihdm.model import Model
+    from ihdm.processes import restoring
 
     keep_freed_memory()
     place = choose_device(computing.device)
     loaded = Model.from_pretrained(model)
+    restoring(loaded.sampled(**sampling.changes()).process)  # refuses what cannot be
     given, own_width = _read(image, loaded.config.shape, resize)
     if own_width is not None and width is not None:
         raise UsageError("--blur-width is for images of the model's size; that of a smaller one follows from its size")
-    how = "estimated" if width is None and own_width is None else "given" if own_width is None else "of small pixels"
+    found_by = "estimated" if width is None and own_width is None else "given" if own_width is None else "by its size"
     width = own_width if width is None else width
     earlier = _earlier(out, image)
     check_folder(out)
@@ -71,13 +78,10 @@ def restore(
         seed,
         blur_width=width,
         consistent=consistent,
-        delta_ratio=delta_ratio,
-        batch_size=computing.batch_size,
-        precision=choose_precision(computing.precision, place, math.prod(loaded.config.shape[1:])),
-        compiled=computing.compile,
-        progress=True,
+        execution=execution(computing, place, loaded.config.shape),
+        **sampling.changes(),
     )
-    print(f"blur width {found.seen.width:.2f} pixels ({how}), level {found.seen.level} of {loaded.process.K}")
+    print(f"blur width {found.seen.width:.2f} pixels ({found_by}), level {found.seen.level} of {loaded.process.K}")
     if not found.seen.level:
         print("the image looks sharp already, and is left as it is; --blur-width says that it is not")
     residual = 255 * found.seen.residual(found.images)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, arg
 
 from ihdm.errors import UsageError
-from ihdm.verbs.words import AS_USUAL, Computing, ModelName, check_folder
+from ihdm.verbs.words import (
+    AS_THE_MODEL_HAS_IT,
+    AS_USUAL,
+    Computing,
+    HowToSample,
+    ModelName,
+    check_folder,
+    execution,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,12 +32,12 @@ def sample(
     /,
     n: int = 64,
     seed: int = 0,
-    delta_ratio: Annotated[float | None, arg(metavar="RATIO", help_behavior_hint="")] = None,
     grid: Annotated[Path | None, arg(metavar="PNG", help_behavior_hint="")] = None,
     gif: Annotated[Path | None, arg(metavar="GIF", help_behavior_hint="")] = None,
     out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
     same_start: bool = False,
     same_noise: bool = False,
+    sampling: Annotated[HowToSample, OmitArgPrefixes] = AS_THE_MODEL_HAS_IT,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
     """Make images with a trained model.
@@ -39,7 +46,6 @@ def sample(
         model: a model folder, a run folder, mnist (which comes with ihdm), or owner/name on the hub
         n: how many images
         seed: image i depends on the seed and i alone
-        delta_ratio: sampling noise in units of sigma: more gives more detail, then noise; default: the model's
         grid: a picture of all images; default: samples.png, if neither --gif nor --out is given
         gif: an animation of the first 16 images growing from blur
         out: an empty folder for the images, one PNG each
@@ -48,28 +54,25 @@ def sample(
     """
     if n < 1:
         raise UsageError("--n must be at least 1")
-    if delta_ratio is not None and not 0 <= delta_ratio < float("inf"):
-        raise UsageError(f"--delta-ratio cannot be negative: {delta_ratio}")
     if same_start and same_noise:
         raise UsageError("--same-start and --same-noise together make all images the same; give one of them")
     if grid is None and gif is None and out is None:
         grid = Path("samples.png")
     _check_outputs(grid, gif, out)
     from ihdm import pictures, workers
-    from ihdm.engine import choose_device, choose_precision, keep_freed_memory, placed
+    from ihdm.engine import choose_device, keep_freed_memory, placed
     from ihdm.model import Model
 
     keep_freed_memory()
     place = choose_device(computing.device)
-    loaded = Model.from_pretrained(model)
-    options: dict[str, Any] = {"delta_ratio": delta_ratio, "same_start": same_start, "same_noise": same_noise}
-    options["compiled"] = computing.compile
-    options["precision"] = choose_precision(computing.precision, place, math.prod(loaded.config.shape[1:]))
+    loaded = Model.from_pretrained(model).sampled(**sampling.changes())
+    options: dict[str, Any] = {"same_start": same_start, "same_noise": same_noise}
     with workers.together() as team:
         team.agree(True)  # all have looked at the folders before one fills them
         placed(loaded, team.device(place))
+        options["execution"] = execution(computing, place, loaded.config.shape, team.main)
         if grid or out:
-            images = _make(loaded, team, n, seed, out, grid is not None, computing.batch_size, options)
+            images = _make(loaded, team, n, seed, out, grid is not None, options)
         if not team.main:
             return
     if grid:
@@ -77,22 +80,15 @@ def sample(
     if gif:
         from tqdm import tqdm
 
-        states = loaded.trajectory(min(n, GIF_IMAGES), seed, **options)
-        bar = tqdm(states, desc="animating", unit="level", total=loaded.process.K + 1, leave=False)
-        pictures.animation(gif, pictures.evenly(bar, loaded.process.K, GIF_FRAMES))
+        states, levels = loaded.trajectory(min(n, GIF_IMAGES), seed, **options), loaded.process.levels()
+        bar = tqdm(states, desc="animating", unit="level", total=len(levels), leave=False)
+        pictures.animation(gif, pictures.evenly(bar, levels, GIF_FRAMES))
     for path in filter(None, (grid, out, gif)):
         print(path)
 
 
 def _make(
-    model: Model,
-    team: Workers,
-    n: int,
-    seed: int,
-    out: Path | None,
-    together: bool,
-    batch_size: int | None,
-    options: dict[str, Any],
+    model: Model, team: Workers, n: int, seed: int, out: Path | None, together: bool, options: dict[str, Any]
 ) -> Tensor:
     """Write the images of this process to `out`; if wanted `together`, give back those of all processes."""
     import torch
@@ -100,10 +96,9 @@ def _make(
     from ihdm import pictures
 
     share = team.share(n)
-    common = {"first": share.start, "batch_size": batch_size, "progress": team.main}
     kept = [torch.empty(0, *model.config.shape, dtype=torch.uint8)]
     number = share.start
-    for batch in model.sample_batches(len(share), seed, **common, **options):
+    for batch in model.sample_batches(len(share), seed, first=share.start, **options):
         for image in batch if out else ():
             pictures.plain(image).save(out / f"{number:06d}.png")  # type: ignore[operator]
             number += 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,8 +33,6 @@ def train(
     """
     config = with_data(load_config(preset, itertools.chain(*settings)), data)
     run = run or Path("runs") / Path(preset).stem
-    if config.process.kind == "heat" and config.process.sigma == 0:
-        print("warning: without noise (process.sigma=0) the reverse process is unstable (App. C.5)", file=sys.stderr)
     from ihdm.data import load_images
     from ihdm.engine import keep_freed_memory
     from ihdm.run import check_run
@@ -50,20 +47,12 @@ def train(
         f"learning from {_amount(images)}, {_shape_text(images.shape)}, checking on {len(images.held_out):,} "
         f"others; {parameters:,} parameters on {trainer.accelerator.device}"
     )
-    if config.process.kind == "heat":
-        _note_on_blur(trainer.say, trainer.model.process.schedule.sigma_B_max, max(images.shape[1:]))
+    for remark in trainer.model.process.remarks(config.process, images.shape):
+        trainer.say(remark, sys.stderr if remark.startswith("warning") else sys.stdout)
     if trainer.train():
         trainer.say(f"done; the model is in {run / 'model'}. Next: ihdm sample {shlex.quote(str(run / 'model'))}")
     else:
         trainer.say(f"stopped at step {trainer.step:,}, all saved; the same command goes on from there")
-
-
-def _note_on_blur(say: Callable[[str], None], widest: float, longest: int) -> None:
-    if widest < longest / 2:
-        say(
-            f"note: at the widest blur, {widest:g} pixels, images of {longest} pixels are not blank yet; "
-            f"the paper blurs by half the size or more: --set process.sigma_B_max=auto"
-        )
 
 
 def _amount(images: ImageSet) -> str:

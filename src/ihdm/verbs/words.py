@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -14,13 +15,16 @@ from ihdm.config import Device, Precision
 from ihdm.errors import IhdmError, UsageError
 
 if TYPE_CHECKING:
+    import torch
+
     from ihdm.config import Config
+    from ihdm.execution import Execution
 
 ModelName = Annotated[Positional[str], arg(metavar="MODEL")]
 Source = Annotated[str, arg(metavar="SOURCE")]
 Settings = Annotated[
     UseAppendAction[tuple[tuple[str, ...], ...]],
-    arg(name="set", metavar="NAME=VALUE ...", help="settings to change, such as trainer.steps=1000 (see ihdm --help)"),
+    arg(name="set", metavar="NAME=VALUE ...", help="settings to change, such as trainer.steps=1000: ihdm settings"),
 ]
 
 
@@ -42,7 +46,37 @@ class Computing:
             raise UsageError(f"--batch-size must be at least 1, not {self.batch_size}")
 
 
+@dataclass(frozen=True)
+class HowToSample:
+    """How samples are made; what is not given is as the model has it."""
+
+    sampler: Annotated[Literal["paper", "exact"] | None, arg(metavar="paper|exact", help_behavior_hint="")] = None
+    """the paper's steps, or those of the exact posterior, in any number; default: the model's"""
+    steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None
+    """how many steps, with exact ones and in diffusion; default: the model's"""
+    eta: Annotated[float | None, arg(metavar="0..1", help_behavior_hint="")] = None
+    """fresh noise in exact steps and in diffusion: 1 the posterior's, 0 none; default: the model's"""
+    order: Annotated[int | None, arg(metavar="1|2", help_behavior_hint="")] = None
+    """2: a step learns from the one before, which pays if they are few; default: the model's"""
+    delta_ratio: Annotated[float | None, arg(metavar="RATIO", help_behavior_hint="")] = None
+    """noise of the paper's steps in units of sigma: more gives more detail, then noise; default: the model's"""
+
+    def changes(self) -> dict[str, Any]:
+        """What was given."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
 AS_USUAL = Computing()
+AS_THE_MODEL_HAS_IT = HowToSample()
+
+
+def execution(computing: Computing, place: torch.device, shape: tuple[int, ...], progress: bool = True) -> Execution:
+    """How a network for images of a shape computes on a device."""
+    from ihdm.engine import choose_precision
+    from ihdm.execution import Execution
+
+    precision = choose_precision(computing.precision, place, math.prod(shape[1:]))
+    return Execution(precision, computing.compile, computing.batch_size, progress)
 
 
 def with_data(config: Config, data: str | None) -> Config:

@@ -15,12 +15,13 @@ from torch import Tensor
 from ihdm import pictures
 from ihdm.app.film import Film
 from ihdm.app.job import QUIET, Bench, said, watched
-from ihdm.app.studio import Studio, whole
+from ihdm.app.numbers import whole
+from ihdm.app.studio import Studio
 from ihdm.app.tabs.parts import PAGE, lead, picture, save_button, saved, seed
 from ihdm.errors import UsageError
 
-TEXT = """A blurred state is not yet one picture: many are still possible. Grow one, stop on the way, and let the rest
-happen several times. **Stopped early, its futures differ in shape; stopped late, only in detail.** Click on a
+TEXT = """A picture on its way is not yet one picture: many are still possible. Grow one, stop on the way, and let the
+rest happen several times. **Stopped early, its futures differ in shape; stopped late, only in detail.** Click on a
 future to walk on from there."""
 FUTURES, SHOWN, CELL = 8, 8, 224
 
@@ -62,8 +63,9 @@ def tab(studio: Studio) -> None:
     walk = gr.State(time_to_live=3600)
 
     def growing(seed: Any, percent: Any) -> Iterator[tuple[Any, ...]]:
-        film = Film(studio.K, exact=True)
-        yield from watched(studio.grow(1, seed), film, lambda u: draw(film), 5)
+        growth = studio.grow(1, seed)
+        film = Film(growth.levels, exact=True)
+        yield from watched(growth, film, lambda u: draw(film), 5)
         with TemporaryDirectory() as folder:
             still, walk = saved(draw(film), Path(folder, "ihdm-path.png")), Walk(int(seed), film)
             yield said("Grown. Now choose where to stop."), draw(film), *look(walk, percent), None, still, walk
@@ -72,21 +74,23 @@ def tab(studio: Studio) -> None:
         if walk is None:
             raise UsageError("First grow one picture.")
         level = level_at(walk.path, whole(percent, "Where to stop", 0, 100))
-        film = Film(studio.K, exact=True)
-        states = studio.futures(walk.path.states[level], level, FUTURES, walk.seed, walk.turns)
-        for status, *_ in watched(states, film, draw_all, 0):
+        growth = studio.futures(walk.path.states[level], level, FUTURES, walk.seed, walk.turns)
+        film = Film(growth.levels, exact=True)
+        for status, *_ in watched(growth, film, draw_all, 0):
             yield status, gr.skip(), gr.skip(), gr.skip()
         with TemporaryDirectory() as folder:
             still = saved(draw_all(film.last), Path(folder, "ihdm-futures.png"))
             found = Walk(walk.seed, walk.path, walk.turns, film)
-            words = f"{FUTURES} futures of step {studio.K - level} of {studio.K}. Click on one to walk on from it."
+            step = f"step {walk.path.step(level)} of {walk.path.steps}"
+            words = f"{FUTURES} futures of {step}. Click on one to walk on from it."
             yield said(words), tiles(film.last), still, found
 
     def look(walk: Walk | None, percent: Any) -> tuple[Any, Any]:
         if walk is None:
             return gr.skip(), gr.skip()
         level = level_at(walk.path, whole(percent, "Where to stop", 0, 100))
-        words = f"Step {studio.K - level} of {studio.K}: the state that the futures start from."
+        step = f"Step {walk.path.step(level)} of {walk.path.steps}"
+        words = f"{step}, {studio.process.level_words(level)}: what the futures start from."
         return pictures.grid(walk.path.states[level], 1, cell=CELL), words
 
     def turn(walk: Walk | None, chosen: gr.SelectData) -> tuple[Any, ...]:

@@ -15,7 +15,8 @@ from torch import Tensor
 from ihdm import pictures
 from ihdm.app.film import Film
 from ihdm.app.job import Bench, said, watched
-from ihdm.app.studio import MOST_SEED, MOST_SIDE, Studio, whole, within
+from ihdm.app.numbers import MOST_SEED, whole, within
+from ihdm.app.studio import MOST_SIDE, Studio
 from ihdm.app.tabs.parts import PAGE, lead, picture, save_button, saved, seed
 from ihdm.errors import UsageError
 
@@ -26,7 +27,8 @@ be alike.** The left column shows the starts, each of one {what}."""
 
 def tab(studio: Studio) -> None:
     what = "colour" if studio.in_colour else "brightness"
-    light = studio.model.prior.colours().mean(1)
+    prior = studio.picking().prior
+    light = prior.colours().mean(1)
     low, middle, high = (round(100 * float(light.quantile(q))) for q in (0.0, 0.5, 1.0))
     side = round(studio.usual**0.5)
     lead(TEXT.format(what=what))
@@ -36,7 +38,7 @@ def tab(studio: Studio) -> None:
                 wanted: Any = gr.ColorPicker("#8090b0", label="Colour of the first row", info=NEAREST)
             else:
                 label = "Brightness of the first row (%)"
-                wanted = gr.Slider(low, high, middle, step=1, label=label, info=NEAREST)
+                wanted = gr.Slider(low, max(high, low + 1), middle, step=1, label=label, info=NEAREST)
             first = seed("Seed of the first column")
             rows = gr.Slider(1, MOST_SIDE, side, step=1, label="Rows: starts")
             columns = gr.Slider(1, MOST_SIDE, side, step=1, label="Columns: seeds")
@@ -50,10 +52,10 @@ def tab(studio: Studio) -> None:
         colour = parse_colour(wanted) if studio.in_colour else within(wanted, "The brightness", 0, 100) / 100
         rows, columns = (whole(n, "The number of rows and columns", 1, MOST_SIDE) for n in (rows, columns))
         seed = whole(seed, "The seed", 0, MOST_SEED - MOST_SIDE)
-        starts, film = studio.starts(colour, rows), Film(studio.K)
-        blurs = studio.model.prior.means(starts)
-        path = studio.matrix(starts, range(seed, seed + columns))
-        yield from watched(path, film, lambda images: draw(blurs, images), 1)
+        starts = studio.starts(colour, rows)
+        blurs, growth = prior.means(starts), studio.matrix(starts, range(seed, seed + columns))
+        film = Film(growth.levels)
+        yield from watched(growth, film, lambda images: draw(blurs, images), 1)
         with TemporaryDirectory() as folder:
             table = draw(blurs, film.last)
             yield said("Done."), table, saved(table, Path(folder, f"ihdm-{what}-and-shape.png"))

@@ -16,7 +16,6 @@ from ihdm.app.film import Film
 from ihdm.app.job import Bench, said, watched
 from ihdm.app.studio import MOST_STEPS, Studio
 from ihdm.app.tabs.parts import PAGE, lead, offered, picture, save_button, saved, seed
-from ihdm.pictures import even_levels
 
 TEXT = """Here are two pictures, and what lies between them. Start and chance of the first are turned, little by little,
 into those of the second. **Every step on the way is a picture of its own, not a cross-fade of the two.**"""
@@ -39,8 +38,9 @@ def tab(studio: Studio) -> None:
                 png, gif = save_button("PNG"), save_button("GIF")
 
     def work(one: Any, other: Any, steps: Any) -> Iterator[tuple[Any, ...]]:
-        film = Film(studio.K)
-        yield from watched(studio.between(one, other, steps), film, draw, 3)
+        growth = studio.between(one, other, steps)
+        film = Film(growth.levels)
+        yield from watched(growth, film, draw, 3)
         with TemporaryDirectory() as folder:
             name = f"ihdm-{one:.0f}-to-{other:.0f}"
             animated, images = Path(folder, f"{name}.gif"), film.last
@@ -53,5 +53,5 @@ def tab(studio: Studio) -> None:
 
 def draw(images: Tensor) -> Image.Image:
     """At most SHOWN of the images in a row."""
-    shown = images[sorted(even_levels(len(images) - 1, SHOWN))]
+    shown = images[pictures.some_of(range(len(images)), SHOWN)]
     return pictures.grid(shown, len(shown), cell=PAGE // len(shown))

@@ -14,11 +14,15 @@ from torch import Tensor
 from ihdm import pictures
 from ihdm.app.film import Film
 from ihdm.app.job import Bench, said, watched
-from ihdm.app.studio import MOST_BYTES, Studio, within
+from ihdm.app.numbers import within
+from ihdm.app.studio import MOST_BYTES, Studio
 from ihdm.app.tabs.parts import PAGE, lead, picture, save_button, saved, seed
+from ihdm.app.tabs.sampling import sampling_row
+from ihdm.app.ways import chosen
 from ihdm.data.images import SUFFIXES
 from ihdm.errors import UsageError
 from ihdm.pixels import to_unit
+from ihdm.processes import restoring
 from ihdm.restoration import Restored
 
 TEXT = """Blur destroys detail, so a blurred picture may have been several sharp ones. Give one like those that the
@@ -27,8 +31,10 @@ MOST_VERSIONS, SMALL = 16, PAGE // 4
 
 
 def tab(studio: Studio) -> None:
-    widest = round(studio.width(studio.K) / 2, 1)
+    process = studio.process
+    widest = round(restoring(process).schedule.sigma_B_max / 2, 1)
     lead(TEXT)
+    how = sampling_row(studio)
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
             file = gr.File(
@@ -49,33 +55,34 @@ def tab(studio: Studio) -> None:
             words = gr.Markdown(elem_classes="words")
             png = save_button("PNG")
 
-    def work(file: Any, blur: Any, n: Any, seed: Any) -> Iterator[tuple[Any, ...]]:
+    def work(file: Any, blur: Any, n: Any, seed: Any, *given_how: Any) -> Iterator[tuple[Any, ...]]:
         given = studio.upload(file)
         blur_width = within(blur, "The blur width", 0, widest) or given.blur_width
         seen = studio.model.observation(given.image, blur_width)
         if seen.level == 0:
             raise UsageError("That picture looks sharp already. To change it anyway, say how wide it is blurred.")
-        film = Film(studio.K)
-        states = studio.restore(seen, n, seed)
-        for status, page, *_ in watched(states, film, draw, 0):
+        growth = studio.restore(seen, n, seed, **chosen(process, dict(zip(how, given_how))))
+        film = Film(growth.levels)
+        for status, page, *_ in watched(growth, film, draw, 0):
             yield status, gr.skip(), page, gr.skip(), gr.skip()
         with TemporaryDirectory() as folder:
             restored = Restored(to_unit(film.last), seen)
             top, bottom = draw_summary(given.image, restored), draw(film.last)
             whole = saved(stacked(top, bottom), Path(folder, "ihdm-restored.png"))
-            note = f"{given.note} Blur: {seen.width:.1f} pixels wide, step {studio.K - seen.level} of {studio.K}. "
+            note = f"{given.note} Blur: {seen.width:.1f} pixels wide, level {seen.level} of {process.K}, "
+            note += f"from where it took {film.steps} step{'s' if film.steps > 1 else ''}. "
             note += f"Spread: white is {100 * float(restored.spread.max()):.0f} % of full brightness."
             yield said("Done."), top, bottom, note.strip(), whole
 
     def blurring(seed: Any) -> Iterator[tuple[Any, ...]]:
         yield said("Making a picture to blur …"), gr.skip()
-        image = studio.blurred(seed, max(1, round(0.6 * studio.K)))
+        image = studio.blurred(seed, max(1, round(0.6 * process.K)))
         with TemporaryDirectory() as folder:
             path = Path(folder, "blurred.png")
             pictures.plain(image).save(path)
             yield said("Here is a blurred picture. Now restore it."), str(path)
 
-    bench.connect(make, work, [file, blur, number, first], [summary, versions, words, png])
+    bench.connect(make, work, [file, blur, number, first, *how.values()], [summary, versions, words, png])
     bench.connect(example, blurring, [first], [file])
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -19,8 +20,40 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from ihdm import kernels
+from ihdm.errors import UsageError
+from ihdm.settings import setting
 
 Resample = Literal["pool", "conv"]
+
+
+@dataclass(frozen=True)
+class UNetSettings:
+    """The U-Net (App. B.1)."""
+
+    channels: int = setting(128, "width of the finest feature map", least=4, most=65_536)
+    multipliers: tuple[int, ...] = setting(
+        (1, 2, 2, 2), "width of each resolution, in units of channels", least=1, most=64
+    )
+    blocks: int = setting(4, "residual blocks per resolution", least=1, most=64)
+    attention: tuple[int, ...] = setting(
+        (2, 3), "resolutions with attention, or none; l stands for maps of size / 2^l", least=0
+    )
+    dropout: float = setting(0.1, "dropout rate in residual blocks", least=0, most=0.99)
+    resample: Resample = setting("pool", "average pooling, as in the paper, or strided convolutions")
+    groups: int | None = setting(
+        None, "groups of each normalisation; auto: 32, fewer where they would have less than four channels", least=1
+    )
+
+    def __post_init__(self) -> None:
+        if not self.multipliers:
+            raise UsageError("network.multipliers must give at least one resolution, such as 1,2,2")
+        if self.attention and max(self.attention) >= len(self.multipliers):
+            raise UsageError(
+                f"network.attention names resolution {max(self.attention)}, but network.multipliers "
+                f"gives only resolutions 0..{len(self.multipliers) - 1}"
+            )
+        if self.groups is not None and self.channels % self.groups:
+            raise UsageError(f"network.channels={self.channels} cannot be divided into network.groups={self.groups}")
 
 
 class UNet(nn.Module):
@@ -34,6 +67,9 @@ class UNet(nn.Module):
     Set `checkpoint` to keep only what enters each block for the backward pass, and compute the rest again.
     """
 
+    Settings = UNetSettings
+    fused = True
+    float32_layers = (nn.GroupNorm,)
     checkpoint = False
 
     def __init__(
@@ -85,7 +121,22 @@ class UNet(nn.Module):
             if groups and isinstance(layer, Norm):
                 layer.num_groups = groups
 
-    def forward(self, u: Tensor, k: Tensor) -> Tensor:
+    @classmethod
+    def from_settings(cls, settings: UNetSettings, shape: tuple[int, ...]) -> UNet:
+        """The untrained network for images (C, H, W)."""
+        return cls(shape[0], shape[0], **vars(settings))
+
+    @staticmethod
+    def words(settings: UNetSettings, shape: tuple[int, ...]) -> str:
+        """The network in a line, for `ihdm info`."""
+        sizes = ["x".join(str(-(-n // 2**level)) for n in shape[1:]) for level in settings.attention]
+        widths = ", ".join(str(settings.channels * multiplier) for multiplier in settings.multipliers)
+        where, more = ", ".join(sizes) or "the middle only", "s" * (settings.blocks > 1)
+        return f"U-Net, {widths} channels, {settings.blocks} block{more} each, attention at {where}"
+
+    def forward(self, u: Tensor, k: Tensor, condition: Tensor | None = None) -> Tensor:
+        if condition is not None:
+            raise UsageError("this U-Net knows nothing but the state and its level: it takes no condition")
         settings = iter(self._settings(k))
         h = self.stem(u)
         skips = [h]

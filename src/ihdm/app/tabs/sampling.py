@@ -1,0 +1,66 @@
+"""A row of fields for how pictures are made, in the tabs that let one choose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+
+from ihdm.app.job import QUIET
+from ihdm.app.studio import Studio
+from ihdm.app.ways import RANDOMNESS, SAMPLER, STEPS, Way, most, own_way, ways
+
+NAMES = {"paper": "The paper's", "exact": "Exact"}
+KINDS = "The paper's go through every level; exact ones may be few."
+ABOUT = {
+    "delta_ratio": "Little: smooth. Much: grainy.",
+    "eta": "0: the start decides all.",
+}
+
+
+def sampling_row(studio: Studio) -> dict[str, Any]:
+    """The fields, by the setting that each is for; none for settings that the process does not have."""
+    process, known = studio.process, ways(studio.process)
+    own, usual = own_way(process), process.sampling
+    offered = {name for way in known for name in way.free}
+    fields: dict[str, Any] = {}
+    with gr.Row(visible=bool(offered)):
+        if len(known) > 1:
+            choices = [(NAMES.get(way.sampler, way.sampler), way.sampler) for way in known]
+            fields[SAMPLER] = gr.Radio(choices, value=own.sampler, label="Kind of steps", info=KINDS, min_width=260)
+        if STEPS in offered:
+            fields[STEPS] = gr.Slider(
+                1, process.K, step=1, label="Number of steps", min_width=260, **_steps(studio, own)
+            )
+        for name in (name for name in RANDOMNESS if name in offered):
+            fields[name] = gr.Slider(
+                0,
+                most(process, name),
+                getattr(usual, name),
+                step=0.05,
+                label="Randomness",
+                info=f"{ABOUT[name]} Usual: {getattr(usual, name):g}.",
+                visible=name in own.free,
+                min_width=260,
+            )
+    if SAMPLER in fields:
+        others = {name: field for name, field in fields.items() if name != SAMPLER}
+
+        def changed(sampler: str) -> list[Any]:
+            way = next(way for way in known if way.sampler == sampler)
+            return [
+                gr.update(**_steps(studio, way)) if name == STEPS else gr.update(visible=name in way.free)
+                for name in others
+            ]
+
+        fields[SAMPLER].input(changed, fields[SAMPLER], list(others.values()), **QUIET)
+    return fields
+
+
+def _steps(studio: Studio, way: Way) -> dict[str, Any]:
+    """The slider of steps, which cannot be moved where their number is given."""
+    K = studio.process.K
+    if STEPS not in way.free:
+        return {"value": K, "interactive": False, "info": f"Always {K} of this kind: one for each level."}
+    info = f"Few are fast. At most {K}: one for each level."
+    return {"value": studio.process.sampling.steps or K, "interactive": True, "info": info}

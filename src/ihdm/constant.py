@@ -1,0 +1,21 @@
+"""Numbers that never change, wherever they are needed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Constant:
+    """A float64 tensor and its copies, one for each device and precision that has asked for it."""
+
+    def __init__(self, value: Tensor):
+        self.value = value.detach().to("cpu", torch.float64)
+        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def like(self, u: Tensor) -> Tensor:
+        """The constant on the device and in the precision of `u`."""
+        key = (u.device, u.dtype)
+        if key not in self._copies:
+            self._copies[key] = self.value.to(u.device, u.dtype)
+        return self._copies[key]

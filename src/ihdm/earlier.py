@@ -1,0 +1,30 @@
+"""Settings as earlier versions wrote them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+NOISE = {"heat": ("delta_ratio", math.inf), "ddpm": ("eta", 1.0)}  # what it is called now, and its largest value
+OTHERS = {  # 0.1.0 wrote the settings of both its processes, whichever was used
+    "heat": ("betas",),
+    "ddpm": ("sigma", "sigma_B_min", "sigma_B_max", "skip", "blur"),
+}
+
+
+def from_0_1(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree of settings as it is written now.
+
+    In 0.1.0 the noise of sampling was `process.delta_ratio`: delta / sigma, or for ddpm what is `eta` now.
+    """
+    process = tree.get("process")
+    if not isinstance(process, Mapping) or "delta_ratio" not in process or process.get("kind", "heat") not in NOISE:
+        return dict(tree)
+    kind, ratio = process.get("kind", "heat"), process["delta_ratio"]
+    all_written = {name for names in OTHERS.values() for name in names} <= set(process)
+    dropped = ("delta_ratio", *(OTHERS[kind] if all_written else ()))
+    name, most = NOISE[kind]
+    noise = {name: min(ratio, most) if isinstance(ratio, (int, float)) else ratio}
+    kept = {key: value for key, value in process.items() if key not in dropped}
+    return {**tree, "process": kept, "sampling": noise | dict(tree.get("sampling", {}))}

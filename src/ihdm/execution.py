@@ -1,0 +1,96 @@
+"""How a trained network is put to work: precision, recording, and batches that fit into memory."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ihdm import memory
+from ihdm.engine import compile_ahead, inference, recorded
+from ihdm.errors import UsageError
+from ihdm.networks import build_network, has_fused_path
+
+if TYPE_CHECKING:
+    from ihdm.model_folder import ModelConfig
+
+MOST_PIXELS = {"cuda": 2**20, "cpu": 2**16}  # in a batch: more are no faster
+MOST_IMAGES = {"cuda": 2**14, "cpu": 256}
+
+Work = TypeVar("Work", bound=Callable[..., Tensor])
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How arithmetic is done; of no effect on results but rounding.
+
+    precision: of the network. compiled: on a GPU, use compiled kernels and recorded steps, which start some seconds
+    later and are faster. batch_size: images computed at a time; None: as many as are computed fast and fit into memory.
+    progress: show a progress bar.
+    """
+
+    precision: torch.dtype = torch.float32
+    compiled: bool = True
+    batch_size: int | None = None
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise UsageError(f"a batch has at least 1 image, not {self.batch_size}")
+
+    def quiet(self) -> Execution:
+        return replace(self, progress=False)
+
+
+class Runner:
+    """A network, as it is now, ready to compute with gradients off."""
+
+    def __init__(self, network: nn.Module, config: ModelConfig, execution: Execution):
+        self.module, self.config, self.execution = network, config, execution
+        self.device = next(network.parameters()).device
+        self.network: Callable[..., Tensor] = inference(network, execution.precision, execution.compiled)
+
+    def size(self, n: int) -> int:
+        """Images to compute at a time, if there are n: no more than pays off, and than there is memory for."""
+        return even(n, self.execution.batch_size or self._fitting(n))
+
+    def _fitting(self, n: int) -> int:
+        kind, pixels = "cuda" if self.device.type == "cuda" else "cpu", math.prod(self.config.shape[1:])
+        most = max(1, min(n, MOST_IMAGES[kind], MOST_PIXELS[kind] // pixels))
+        if kind == "cuda":
+            most = max(1, memory.largest_batch(self._needed(), most, memory.free_bytes(self.device)))
+        return most
+
+    def recorded(self, work: Work, size: int) -> Work:
+        """A function that uses the network for batches of a size, made faster where that is possible."""
+        if not self.execution.compiled:
+            return work
+        like = torch.empty(size, *self.config.shape, device=self.device)
+        compile_ahead(self.module, like, self.execution.precision)
+        return recorded(work, self.device)
+
+    def advice(self, size: int) -> contextlib.AbstractContextManager[None]:
+        """If the memory does not suffice for batches of a size, say what would fit."""
+        return memory.advice(lambda: self._fewer(size))
+
+    def _fewer(self, size: int) -> str:
+        fitting = memory.largest_batch(self._needed(), max(1, size // 2), memory.all_bytes(self.device))
+        advice = f"; {fitting} should fit (--batch-size {fitting})" if fitting else ", nor for one"
+        return f"not enough memory for {size} images at a time{advice}"
+
+    def _needed(self) -> Callable[[int], int]:
+        execution = self.execution
+        fused = execution.compiled and self.device.type == "cuda" and has_fused_path(self.module)
+        build: Any = partial(build_network, self.config)
+        return lambda batch: memory.to_sample(build, self.config.shape, batch, execution.precision, fused)
+
+
+def even(n: int, most: int) -> int:
+    """The size of batches, no larger than `most`, if n things are divided into as few and equal ones as can be."""
+    return -(-n // -(-n // most)) if n else 1

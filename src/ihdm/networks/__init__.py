@@ -1,0 +1,66 @@
+"""Networks: what takes one step back.
+
+A network is one file: a `torch.nn.Module` with its settings beside it, and a line in the registry. It is called with
+states (B, C, *grid), their levels (B,) and, if it is to know more than that, a condition; it answers in the shape of
+the states (docs/your-own-process.md).
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from ihdm.errors import UsageError
+from ihdm.processes.process import Network
+from ihdm.registry import NETWORKS
+
+
+class Described(Protocol):
+    """What a network is built from, such as a `ModelConfig`."""
+
+    @property
+    def network(self) -> Any: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def build_network(config: Described, checkpoint: bool = False) -> nn.Module:
+    """The untrained network; `checkpoint`: whether it computes activations again in the backward pass, if it can."""
+    network = NETWORKS.of(config.network).from_settings(config.network, config.shape)
+    if len(_demanded(network)) > 2:
+        raise UsageError(
+            f"the network {NETWORKS.kind(config.network)} insists on {', '.join(_demanded(network))}; it must do with "
+            f"a state and its level, and take a condition as forward(u, k, condition=None)"
+        )
+    network.checkpoint = checkpoint
+    return network
+
+
+def _demanded(network: nn.Module) -> list[str]:
+    """What a network cannot be called without."""
+    named = inspect.signature(network.forward).parameters.items()
+    optional = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [name for name, given in named if given.default is given.empty and given.kind not in optional]
+
+
+def has_fused_path(network: nn.Module) -> bool:
+    """Whether a network can do with the GPU's kernels: they are asked for by vectors for each image (`engine.py`)."""
+    return bool(getattr(network, "fused", False))
+
+
+def float32_layers(network: nn.Module) -> tuple[type[nn.Module], ...]:
+    """Layers whose weights are to stay in float32 whatever the network computes in."""
+    return tuple(getattr(network, "float32_layers", ()))
+
+
+def told(network: Any, condition: Tensor | None) -> Network:
+    """The network as a process calls it, with states and levels alone."""
+    if condition is None:
+        return network
+    return lambda u, k: network(u, k, condition)
+
+
+__all__ = ["build_network", "float32_layers", "has_fused_path", "told"]

@@ -1,0 +1,98 @@
+"""Processes that act on each coefficient of a basis by itself, and their exact steps between any two levels.
+
+u_hat_k = alpha_k u_hat_0 + sigma_k eps_hat, with alpha by level and frequency, sigma by level. A Markov chain has these
+marginals; given u_0, its step from level k back to any level j < k is known (docs/exact-steps.md). With a prediction of
+u_0 in place of u_0, that is how one samples. Ordinary diffusion, inverse heat dissipation and what lies between differ
+in alpha and sigma alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ihdm.basis import Basis
+from ihdm.processes.process import Network, Process, Steps
+from ihdm.settings import setting
+
+
+@dataclass(frozen=True)
+class EtaSteps(Steps):
+    """How to sample by exact steps."""
+
+    eta: float = setting(1.0, "fresh noise in a step: 1 the posterior's, 0 none", least=0, most=1)
+    order: int = setting(1, "2: steps learn from the one before, which pays if they are few", least=1, most=2)
+
+
+class Diagonal(Process):
+    """Exact steps with eta in [0, 1], of first or second order.
+
+    centre: what alpha is multiplied from, such as mid-grey in diffusion: means are centre + alpha (u_hat_0 - centre).
+    """
+
+    Sampling = EtaSteps
+
+    basis: Basis
+    centre = 0.0
+
+    def ratio(self, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
+        """a = alpha_k / alpha_j for each sample's levels, to go with `like`; at most 1."""
+        raise TypeError(f"{type(self).__name__} has to say what `ratio` is")
+
+    def sigma_at(self, k: Tensor, like: Tensor) -> Tensor:
+        """sigma_k, to go with `like`; level 0 is the image itself, without noise."""
+        raise TypeError(f"{type(self).__name__} has to say what `sigma_at` is")
+
+    def predict(self, network: Network, u_k: Tensor, u_hat_k: Tensor, k: Tensor, j: Tensor) -> Tensor:
+        """m_j, the prediction of the mean state at level j (what u_hat_j is without its noise), from u_k."""
+        raise TypeError(f"{type(self).__name__} has to say what `predict` is")
+
+    def slope(self, i: Tensor, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
+        """How far to go on, in second order, with the change of the prediction from level i to k; 0 if i = k."""
+        raise TypeError(f"{type(self).__name__} has no steps of second order")
+
+    def step(self, network: Network, u_k: Tensor, k: Tensor, j: Tensor, eps: Tensor) -> Tensor:
+        """From level k to level j by the exact posterior, eta = 1, or with less fresh noise."""
+        k, j = k.expand(len(u_k)), j.expand(len(u_k))
+        u_hat = self.basis.to_spectrum(u_k)
+        m_j = self.predict(network, u_k, u_hat, k, j)
+        return self.basis.from_spectrum(self.jump(u_hat, m_j, k, j, self.basis.to_spectrum(eps)))
+
+    def jump(self, u_hat: Tensor, m_j: Tensor, k: Tensor, j: Tensor, eps_hat: Tensor) -> Tensor:
+        """u_hat_j = m_j + sqrt(sigma_j^2 - s^2) (u_hat_k - m_k) / sigma_k + s eps_hat, m_k being m_j blurred on to k.
+
+        s = eta (sigma_j / sigma_k) sqrt(sigma_k^2 - a^2 sigma_j^2): for eta = 1 the posterior's. For any eta u_j has
+        its marginal if u_k has, and if m is right.
+        """
+        a, sigma_k, sigma_j = self.ratio(k, j, u_hat), self.sigma_at(k, u_hat), self.sigma_at(j, u_hat)
+        m_k = self.centre + a * (m_j - self.centre)
+        s = self.sampling.eta * sigma_j * (1 - (a * sigma_j / sigma_k).square()).clamp_min(0).sqrt()
+        kept = (sigma_j.square() - s.square()).clamp_min(0).sqrt() / sigma_k
+        return m_j + kept * (u_hat - m_k) + s * eps_hat
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a step learns from the one before."""
+        return bool(self.sampling.order == 2)
+
+    def begin(self, u: Tensor) -> Tensor:
+        """u, and in second order a place for the last prediction beside it."""
+        return torch.stack([u, torch.zeros_like(u)]) if self.remembers else u
+
+    def shown(self, state: Tensor) -> Tensor:
+        return state[0] if self.remembers else state
+
+    def advance(self, network: Network, state: Tensor, k: Tensor, j: Tensor, i: Tensor, eps: Tensor) -> Tensor:
+        """One step; in second order the prediction goes on as it has changed since the last one, made at level i."""
+        if not self.remembers:
+            return self.step(network, state, k, j, eps)
+        u_k, last = state
+        i, k, j = (level.expand(len(u_k)) for level in (i, k, j))
+        u_hat = self.basis.to_spectrum(u_k)
+        m_j = self.predict(network, u_k, u_hat, k, j)
+        m_k = self.centre + self.ratio(k, j, u_k) * (m_j - self.centre)
+        ahead = m_j + self.slope(i, k, j, u_k) * (m_k - last)
+        u_j = self.basis.from_spectrum(self.jump(u_hat, ahead, k, j, self.basis.to_spectrum(eps)))
+        return torch.stack([u_j, m_j])

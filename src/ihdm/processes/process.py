@@ -1,0 +1,229 @@
+"""What a process is: how images are destroyed, and how a network is used to make them again.
+
+A process is one file: a subclass of `Process` with its settings beside it, and a line in the registry
+(docs/your-own-process.md). What not every process can do is a protocol of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ihdm.errors import UsageError
+from ihdm.noise import InterpolatedNoise, SeededNoise
+from ihdm.settings import as_tree, setting, updated
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from ihdm.heat import GridLaplacian
+    from ihdm.likelihood import Bounding
+    from ihdm.prior import Prior
+    from ihdm.processes.spectrum import Spectrum
+    from ihdm.restoration import Hold
+    from ihdm.schedule import Schedule
+
+Network = Callable[[Tensor, Tensor], Tensor]  # of a state and its levels; whatever else it is told, it has been told
+Batches = Callable[[int | None, str], Iterable[Tensor]]  # training images in [0, 1]: at most so many; doing what
+Shape = tuple[int, ...]  # (C, *grid) of one image
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How to sample, for processes that leave no more to choose than the number of steps."""
+
+    steps: int | None = setting(
+        None, "steps from blank to sharp, no more than there are levels; auto: one for each", least=1, most=100_000
+    )
+
+
+class Process:
+    """Levels 0..K, 0 the image and K the blank; q(u_k | u_0), and steps from level k to any level j < k.
+
+    Tensors are (B, C, *grid), images in [0, 1]. Levels are (B,), one for each sample; in `step` one for all will do.
+    """
+
+    Settings: ClassVar[type]
+    Sampling: ClassVar[type] = Steps
+    title: ClassVar[str] = "a process"  # in the middle of a sentence
+    grown: ClassVar[str] = "made step by step"  # what images are
+    method: ClassVar[str] = ""  # whom to cite
+
+    K: int
+    sampling: Any
+
+    @classmethod
+    def check(cls, settings: Any, sampling: Any) -> None:
+        """Refuse settings that are possible one by one but not together."""
+
+    @classmethod
+    def from_images(cls, settings: Any, sampling: Any, shape: Shape, batches: Batches) -> Self:
+        """The process for training images, from which it may learn something that it keeps in its state."""
+        return cls.from_state(settings, sampling, shape, {})
+
+    @classmethod
+    def from_state(cls, settings: Any, sampling: Any, shape: Shape, state: Mapping[str, Tensor]) -> Self:
+        """The process as it was saved; ValueError if the state does not belong to it."""
+        fitting(state, {})
+        return cls(settings, sampling, shape)  # type: ignore[call-arg]
+
+    def state(self) -> dict[str, Tensor]:
+        """What is saved with the weights. Names that begin with "prior." have a file of their own."""
+        return {}
+
+    @classmethod
+    def summary(cls, settings: Any, sampling: Any, shape: Shape) -> str:
+        """The process in a line, for the card and `ihdm info`."""
+        return ", ".join([cls.title, *(f"{name} {value}" for name, value in as_tree(settings).items())])
+
+    @classmethod
+    def remarks(cls, settings: Any, shape: Shape) -> list[str]:
+        """What to bear in mind before training on images of a shape."""
+        return []
+
+    def facts(self) -> dict[str, str]:
+        """What it has learned from the training images, for the card and `ihdm info`."""
+        return {}
+
+    def with_sampling(self, **changes: Any) -> Self:
+        """The same, sampled in another way; settings that it does not have are refused."""
+        if not changes:
+            return self
+        sampling = updated(self.sampling, changes, "sampling.", f"sampling by {self.title}")
+        if "steps" in changes and (sampling.steps or 0) > self.K:
+            raise UsageError(f"sampling takes at most {self.K} steps, one for each level, not {sampling.steps}")
+        other = copy.copy(self)
+        object.__setattr__(other, "sampling", sampling)
+        other.levels()  # refuses what cannot be
+        return other
+
+    def levels(self, top: int | None = None) -> list[int]:
+        """The levels of a chain from `top` (K unless told) to 0, both included: as even as they can be."""
+        top, steps = self.K if top is None else top, self.sampling.steps
+        if not 0 <= top <= self.K:
+            raise UsageError(f"the model has levels 0 to {self.K}, not {top}")
+        return evenly(top, 0, top if steps is None else min(steps, top))
+
+    def draw(self, shape: Sequence[int], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """A level (B,) and standard normal noise eps for each of a batch of images of a shape (B, C, *grid).
+
+        Every level is uniform on 1..K; within a batch they are evenly spread, which makes the mean loss less noisy.
+        """
+        start = torch.rand((), generator=generator, device=generator.device)
+        spread = torch.arange(shape[0], device=generator.device) / shape[0]
+        k = 1 + ((start + spread) % 1 * self.K).long().clamp_max(self.K - 1)
+        return k, torch.randn(tuple(shape), generator=generator, device=generator.device)
+
+    def noised(self, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+        """The state at level k of each image, made from the noise eps."""
+        raise TypeError(f"{type(self).__name__} has to say what `noised` is")
+
+    def loss(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+        """What training makes small, one number for each image."""
+        raise TypeError(f"{type(self).__name__} has to say what `loss` is")
+
+    def step(self, network: Network, u_k: Tensor, k: Tensor, j: Tensor, eps: Tensor) -> Tensor:
+        """From level k to level j < k, with noise eps."""
+        raise TypeError(f"{type(self).__name__} has to say what `step` is")
+
+    def start(self, noise: SeededNoise) -> Tensor:
+        """u_K, drawn from the prior; `noise.choice` for what is picked, `noise(K + 1)` for its noise."""
+        raise TypeError(f"{type(self).__name__} has to say what `start` is")
+
+    def between(self, one: SeededNoise, other: SeededNoise, weight: Tensor) -> Tensor:
+        """u_K from one start (weight 0) to another (weight 1)."""
+        return self.start(InterpolatedNoise(one, other, weight))  # type: ignore[arg-type]
+
+    def begin(self, u: Tensor) -> Tensor:
+        """What goes along a chain that starts in u: u alone, unless steps remember the one before."""
+        return u
+
+    def advance(self, network: Network, state: Tensor, k: Tensor, j: Tensor, i: Tensor, eps: Tensor) -> Tensor:
+        """One step of a chain. i: the level before k, or k itself in the first step."""
+        return self.step(network, state, k, j, eps)
+
+    def shown(self, state: Tensor) -> Tensor:
+        """u of what goes along a chain."""
+        return state
+
+    def level_words(self, k: int) -> str:
+        """What a state of level k looks like."""
+        return f"level {k} of {self.K}"
+
+    def sampling_words(self) -> str:
+        """How samples are made."""
+        return ", ".join(f"{name} {value}" for name, value in as_tree(self.sampling).items())
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A process that bounds the likelihood of images."""
+
+    def bounding(self, **options: Any) -> Bounding: ...
+
+
+@runtime_checkable
+class Restoring(Protocol):
+    """A process of blur that can begin at a blurred image and be held to it."""
+
+    laplacian: GridLaplacian
+    schedule: Schedule
+    sigma: float
+    spectra: tuple[Spectrum, ...]
+
+    restored_by: dict[str, Any]  # how to sample when restoring, unless told otherwise
+
+    @property
+    def start_noise(self) -> float: ...
+
+    def guided(self, hold: Hold) -> Process: ...
+
+
+@runtime_checkable
+class FromImages(Protocol):
+    """A process that starts from training images of which little is left."""
+
+    prior: Prior
+
+    def near(self, index: Tensor, eps: Tensor) -> Tensor: ...
+
+
+def bounded(process: Process) -> Bounded:
+    """The process, if it bounds likelihoods; else a refusal in words."""
+    if not isinstance(process, Bounded):
+        raise UsageError(f"{process.title} has no likelihood")
+    return process
+
+
+def restoring(process: Process) -> Restoring:
+    """The process, if it can restore images; else a refusal in words."""
+    if not isinstance(process, Restoring):
+        raise UsageError(f"{process.title} cannot restore images")
+    if not process.spectra:
+        raise UsageError("restoring needs a model of the heat equation (process.blur=heat)")
+    return process
+
+
+def evenly(top: int, bottom: int, steps: int) -> list[int]:
+    """Levels from one to another, both included, as even as they can be."""
+    return [top - round(n * (top - bottom) / steps) for n in range(steps)] + [bottom]
+
+
+def fitting(state: Mapping[str, Tensor], expected: Mapping[str, tuple[int | None, ...]]) -> None:
+    """Refuse a state that has not exactly the expected tensors, of floating point; None in a shape is any number."""
+    for name in expected:
+        if name not in state:
+            raise ValueError(f"{name} is missing")
+    for name, tensor in state.items():
+        if name not in expected:
+            raise ValueError(f"{name} is not expected")
+        shape = expected[name]
+        wrong = len(shape) != tensor.ndim or any(n is not None and n != m for n, m in zip(shape, tensor.shape))
+        if wrong or not tensor.is_floating_point():
+            words = "x".join("any" if n is None else str(n) for n in shape)
+            raise ValueError(f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, not of {words}")

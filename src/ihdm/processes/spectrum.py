@@ -1,0 +1,65 @@
+"""Second-order statistics of a data set: all that a linear predictor can know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ihdm.heat import GridLaplacian
+from ihdm.prior import Prior
+
+LEAST_DECAY = 1e-3  # of coefficients that can be had back from the prior's float32
+FACTORS = tuple(4.0**-i for i in range(5))  # of power, in units of 1 / frequency^2, in radians per pixel
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Mean and power of cosine coefficients, along principal colour axes.
+
+    mean: the mean image's cosine coefficients (C, *grid); axes: principal colour axes, in columns (C, C);
+    power: variance of each coefficient along each axis (C, *grid). All float64.
+    """
+
+    mean: Tensor
+    axes: Tensor
+    power: Tensor
+
+    @classmethod
+    def from_images(cls, laplacian: GridLaplacian, batches: Iterable[Tensor]) -> Spectrum:
+        """Measure images in [0, 1], given in batches (B, C, *grid), in one pass."""
+        count, total, squares = 0, torch.zeros(()), torch.zeros(())
+        for u_0 in batches:
+            u_hat = laplacian.to_spectrum(u_0.double())
+            count += len(u_hat)
+            total = total + u_hat.sum(0).cpu()
+            squares = squares + torch.stack([(u_hat * u_hat[:, c, None]).sum(0) for c in range(u_hat.shape[1])]).cpu()
+        mean = total / count
+        covariance = squares / count - mean[:, None] * mean[None]
+        _, axes = torch.linalg.eigh(covariance.flatten(2).sum(-1))
+        power = torch.einsum("ce,cd...,de->e...", axes, covariance, axes).clamp_min(0)
+        return cls(mean, axes, power)
+
+
+def guesses(prior: Prior) -> list[Spectrum]:
+    """What the spectrum of a data set may be if nothing of it is known but the prior.
+
+    The prior holds the lowest coefficients of the blurred training images. All others are taken to have the mean 0 and
+    a power that falls with the square of the frequency, as in natural images (App. A.5), times several factors.
+    """
+    laplacian, channels = prior.laplacian, prior.coefficients.shape[1]
+    decay = torch.exp(prior.t_K * laplacian.eigenvalues)
+    known = prior.kept & (decay > LEAST_DECAY)
+    u_hat = prior.coefficients.cpu().double()[..., known[prior.kept]] / decay[known]
+    mean, power = torch.zeros(2, channels, *laplacian.grid, dtype=torch.float64)
+    power -= 1 / laplacian.eigenvalues.clamp_max(laplacian.eigenvalues.flatten()[1:].max())
+    mean[:, known], axes = u_hat.mean(0), torch.eye(channels, dtype=torch.float64)
+    variance = u_hat.var(0, correction=0)
+    return [Spectrum(mean, axes, (factor * power).masked_scatter(known, variance)) for factor in FACTORS]
+
+
+def rotate(u_hat: Tensor, axes: Tensor) -> Tensor:
+    """Coordinates along the columns of `axes` instead of the colour channels."""
+    return torch.einsum("nc...,cd->nd...", u_hat, axes)

@@ -1,0 +1,61 @@
+"""What there is to choose from by name: processes and networks, those of ihdm and those of its users."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any, TypeVar
+
+from ihdm.errors import unknown
+
+Class = TypeVar("Class", bound=type)
+
+
+class Registry:
+    """Classes by name. Each has its settings, a dataclass `Settings` of its own, by which it is recognised.
+
+    places: where the built-in ones are, "module:Class"; they are imported when first asked for, as torch takes seconds.
+    """
+
+    def __init__(self, what: str, places: dict[str, str]):
+        self.what, self._places = what, places
+        self._classes: dict[str, Any] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._places, *(name for name in self._classes if name not in self._places)])
+
+    def __contains__(self, name: object) -> bool:
+        return name in list(self)
+
+    def __getitem__(self, name: str) -> Any:
+        """The class of that name."""
+        if name not in self:
+            raise unknown(self.what, name, self)
+        if name not in self._classes:
+            module, _, attribute = self._places[name].partition(":")
+            self._classes[name] = getattr(import_module(module), attribute)
+        return self._classes[name]
+
+    def register(self, name: str) -> Callable[[Class], Class]:
+        """A decorator that gives a class a name, which settings and model folders then know it by."""
+
+        def named(cls: Class) -> Class:
+            taken = {other: self[other].Settings for other in self if other != name}
+            if name in self._places or getattr(cls, "Settings", None) in [None, *taken.values()]:
+                raise ValueError(f"a {self.what} has a name and a dataclass `Settings` of its own, unlike {name!r}")
+            self._classes[name] = cls
+            return cls
+
+        return named
+
+    def kind(self, settings: Any) -> str:
+        """The name of what has such settings."""
+        return next(name for name in self if self[name].Settings is type(settings))
+
+    def of(self, settings: Any) -> Any:
+        """The class that has such settings."""
+        return self[self.kind(settings)]
+
+
+PROCESSES = Registry("process", {"heat": "ihdm.processes.inverse_heat:InverseHeat", "ddpm": "ihdm.processes.ddpm:DDPM"})
+NETWORKS = Registry("network", {"unet": "ihdm.networks.unet:UNet"})

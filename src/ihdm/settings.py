@@ -1,0 +1,135 @@
+"""Settings: frozen dataclasses whose fields have a line of help, a type and a range. Everything else is refused.
+
+Values come from a preset (TOML), a model folder (JSON), the command line (`--set process.K=50`) or Python, and are
+checked the same way: name, type, range.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import field, fields, replace
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from ihdm.errors import UsageError
+
+AUTO = "auto"  # how a setting that is None, "choose for me", is written
+
+
+def setting(
+    default: Any, about: str, *, least: float = -math.inf, above: float = -math.inf, most: float = math.inf
+) -> Any:
+    """A field with a line of help and the range it must lie in."""
+    return field(default=default, metadata={"about": about, "least": least, "above": above, "most": most})
+
+
+SettingsType = TypeVar("SettingsType")
+
+
+def updated(settings: SettingsType, values: Mapping[str, Any], place: str = "", owner: str = "") -> SettingsType:
+    """A copy with other values; unknown names and wrong types are refused.
+
+    place: what stands before a name, such as "process."; owner: whose settings they are, in words.
+    """
+    hints, metadata = get_type_hints(type(settings)), {f.name: f.metadata for f in fields(settings)}  # type: ignore[arg-type]
+    changes = {}
+    for key, value in values.items():
+        if key not in metadata:
+            raise _unknown(place, key, list(metadata), owner)
+        changes[key] = _checked(place + key, hints[key], value, metadata[key])
+    return replace(settings, **changes)  # type: ignore[type-var]
+
+
+def _unknown(place: str, key: str, known: list[str], owner: str) -> UsageError:
+    by_letters = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(key.lower(), by_letters, n=1, cutoff=0.5)
+    hint = f"did you mean {place + by_letters[near[0]]!r}? " if near else ""
+    whose = owner or f"{place.rstrip('.')}"
+    return UsageError(f"unknown setting {place + key!r}; {hint}{whose} has: {', '.join(known) or 'no settings'}")
+
+
+def as_tree(settings: Any) -> dict[str, Any]:
+    """A dict of plain values, which `updated` reads back."""
+    tree = {f.name: getattr(settings, f.name) for f in fields(settings)}
+    return {name: _plain(value) for name, value in tree.items()}
+
+
+def _plain(value: Any) -> Any:
+    return AUTO if value is None else list(value) if isinstance(value, tuple) else value
+
+
+def described(settings: Any) -> dict[str, str]:
+    """What each setting is about, with its possible values, where they are few, and its default."""
+    hints, rows = get_type_hints(type(settings)), {}
+    for f in fields(settings):
+        default = as_tree(settings)[f.name]
+        choices = f"{' | '.join(map(str, get_args(hints[f.name])))}; " if get_origin(hints[f.name]) is Literal else ""
+        shown = ",".join(map(str, default)) if isinstance(default, list) else str(default) or "none"
+        rows[f.name] = f"{f.metadata['about']} [{choices}default {shown}]"
+    return rows
+
+
+def _checked(name: str, kind: Any, value: Any, limits: Mapping[str, Any]) -> Any:
+    value = _converted(name, kind, value)
+    for number in value if isinstance(value, tuple) else [value]:
+        if isinstance(number, (int, float)) and not isinstance(number, bool):
+            if not math.isfinite(number):
+                raise UsageError(f"{name} must be a finite number, not {number}")
+            if number < limits["least"]:
+                raise UsageError(f"{name} must be at least {limits['least']:g}, not {number}")
+            if number <= limits["above"]:
+                raise UsageError(f"{name} must be larger than {limits['above']:g}, not {number}")
+            if number > limits["most"]:
+                raise UsageError(f"{name} must be at most {limits['most']:g}, not {number}")
+    return value
+
+
+def _converted(name: str, kind: Any, value: Any) -> Any:
+    """`value`, a plain value or the text of one, as the type `kind`."""
+    if get_origin(kind) in (Union, UnionType):
+        if value is None or value == AUTO:
+            return None
+        (kind,) = (option for option in get_args(kind) if option is not NoneType)
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise UsageError(f"{name} must be one of {', '.join(map(repr, get_args(kind)))}, not {value!r}")
+        return value
+    if get_origin(kind) is tuple:
+        return _converted_tuple(name, kind, value)
+    if kind is bool and str(value).lower() in ("true", "false"):
+        return str(value).lower() == "true"
+    if kind is str and isinstance(value, str):
+        return value
+    if kind in (int, float) and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        number = _number(value)
+        if number is not None and (kind is float or number == number // 1):
+            return kind(number)
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    raise UsageError(f"{name} must be {words[kind]}, not {value!r}")
+
+
+def _converted_tuple(name: str, kind: Any, value: Any) -> tuple[int, ...]:
+    """(1, 2, 2) from [1, 2, 2] or "1,2,2", () from "none"; for a pair also 27x41, and 32 for both."""
+    item, pair = get_args(kind)[0], len(get_args(kind)) == 2 and get_args(kind)[1] is not Ellipsis
+    if isinstance(value, str):
+        text = value.strip("[]() ")
+        value = [] if text in ("", "none") else text.replace("x", ",").split(",")
+    items = list(value) if isinstance(value, (list, tuple)) else [value]
+    if pair and len(items) == 1:
+        items *= 2
+    if pair and len(items) != 2:
+        raise UsageError(f"{name} must be one number or two, height x width, not {value!r}")
+    return tuple(_converted(name, item, part) for part in items)
+
+
+def _number(value: int | float | str) -> int | float | None:
+    """A number, or None for a text that is none and for numbers beyond all use."""
+    for read in (int, float) if isinstance(value, str) else ():
+        try:
+            value = read(value)
+            break
+        except ValueError:
+            continue
+    return None if isinstance(value, str) or abs(value) > 1e300 else value

@@ -1,0 +1,54 @@
+"""Samples by the paper's steps and by exact ones in fewer and fewer steps (beyond the paper)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ihdm.pixels import to_unit
+from ihdm.plots import figure, tiles
+from ihdm.studies.lab import PAPER, Findings, Lab
+
+COLUMNS = 10
+DIVISORS = (1, 2, 3, 5)  # of K: how many steps
+NOISY = (1.0, 0.5)  # eta, with all levels
+ORDERS = {1: "first order", 2: "second order"}
+
+
+def study(lab: Lab) -> Findings:
+    model = lab.model()
+    K, count = model.process.K, 200 if lab.quick else 10_000
+    fewer = list(dict.fromkeys(max(1, K // divisor) for divisor in DIVISORS))
+    ways: dict[str, dict[str, Any]] = {"paper": PAPER}
+    ways |= {f"eta {eta:g}": {"steps": K, "eta": eta, "order": 1} for eta in NOISY}
+    ways |= {
+        f"eta 0, {words}, {steps} steps": {"steps": steps, "eta": 0.0, "order": order}
+        for order, words in ORDERS.items()
+        for steps in fewer
+    }
+    distance, rows = {}, []
+    for name, way in ways.items():
+        made = {"sampler": "exact"} | way
+        samples = torch.cat(list(model.sample_batches(count, lab.seed, execution=lab.execution, **made)))
+        distance[name] = lab.distance([samples])
+        rows.append(to_unit(samples[:COLUMNS]))
+    curves = {words: [distance[f"eta 0, {words}, {steps} steps"] for steps in fewer] for words in ORDERS.values()}
+    with figure(lab.picture("exact-steps"), columns=2, size=(5.6, 5), widths=(1.25, 1)) as (left, right):
+        tiles(left, rows, list(ways))
+        for (words, values), style in zip(curves.items(), ("o-", "s--")):
+            right.plot(fewer, values, style, label=f"eta 0, {words}")
+        for place, name in enumerate(("paper", *(f"eta {eta:g}" for eta in NOISY)), start=2):
+            right.plot(K, distance[name], "*", color=f"C{place}", markersize=11, label=f"{name}, all {K} levels")
+        right.set(xlabel="steps", ylabel=f"{lab.distance_name}, {count:,} samples", xticks=fewer)
+        right.legend()
+    noisy = ", ".join(f"{distance[f'eta {eta:g}']:.4g} (eta {eta:g})" for eta in NOISY)
+    quiet = "; ".join(f"{', '.join(f'{v:.4g}' for v in values)} in {words}" for words, values in curves.items())
+    return Findings(
+        {"ways": ways, "distance": distance, "distance_is": lab.distance_name, "samples": count, "K": K},
+        "a column has one start and one noise: exact steps without fresh noise (eta 0) come from it in ever fewer "
+        "steps.",
+        "not in the paper, whose steps go through all levels.",
+        f"{lab.distance_name} of {count:,} samples: {distance['paper']:.4g} by the paper's {K} steps; by as many exact "
+        f"ones {noisy}; without fresh noise, in {', '.join(map(str, fewer))} steps, {quiet}.",
+    )

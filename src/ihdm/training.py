@@ -1,0 +1,146 @@
+"""One training step (Alg. 1): a function of the settings, its own number and the images, and of nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from functools import partial
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from ihdm import checkpoint, memory
+from ihdm.config import Config
+from ihdm.data.batches import mirrored
+from ihdm.engine import Recorded, compile_ahead, lowered, placed, recorded
+from ihdm.errors import UsageError
+from ihdm.model import Model
+from ihdm.networks import build_network, told
+from ihdm.noise import Purpose, mix_seed
+from ihdm.optimisation import averaging_weight, follow, learning_rate
+from ihdm.pixels import to_unit
+from ihdm.sharding import divide, everywhere, whole
+
+
+class Training:
+    """Network, optimiser and average, and the step that moves them, on the accelerator's device."""
+
+    def __init__(self, config: Config, model: Model, accelerator: Accelerator, precision: torch.dtype):
+        self.config, self.model, self.accelerator, self.precision = config, model, accelerator, precision
+        self.device = device = accelerator.device
+        network = placed(model.network, device)
+        network.checkpoint = config.engine.checkpoint  # type: ignore[assignment]
+        self.average = copy.deepcopy(network).eval().requires_grad_(False)
+        self.sharded = config.engine.shard
+        if self.sharded:
+            if accelerator.num_processes == 1:
+                raise UsageError("engine.shard divides weights among processes; start several, with torchrun")
+            divide(network, device, precision)
+            divide(self.average, device, precision)
+        self.compiled = config.engine.compile and device.type == "cuda" and not self.sharded
+        self.optimizer = torch.optim.Adam(
+            network.parameters(), lr=config.trainer.lr, fused=True, capturable=self.compiled
+        )
+        self.optimizer._warned_capturable_if_run_uncaptured = True  # the first steps are, on purpose
+        self.state = checkpoint.TrainingState(network, self.average, self.optimizer)
+        self.generator = torch.Generator(device)
+        self.rates = torch.zeros(2, device=device)
+        lower = network if self.sharded else lowered(network, precision, config.engine.compile)
+        if self.compiled:
+            parts = config.trainer.accumulate * accelerator.num_processes
+            part = torch.zeros(-(-config.trainer.batch_size // parts), *model.config.shape, device=device)
+            compile_ahead(network, part, precision)
+            self.network = lower
+            self._gradients = recorded(self._gradients, device, [self.generator])  # type: ignore[method-assign]
+            self._update = recorded(self._update, device)  # type: ignore[method-assign]
+        else:
+            self.network = lower if self.sharded else accelerator.prepare(lower)
+
+    def step(self, number: int, images: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Alg. 1 on one batch, then Adam and the moving average; the loss and the norm of its gradient.
+
+        images: uint8, those of this process. condition: what the network is told of each, if anything.
+        """
+        settings, rank = self.config.trainer, self.accelerator.process_index
+        self.generator.manual_seed(mix_seed(settings.seed, Purpose.STEP, number))
+        torch.manual_seed(mix_seed(settings.seed, Purpose.DROPOUT, number, rank))  # from torch's own generator
+        self.rates[0].fill_(learning_rate(settings, number))
+        self.rates[1].fill_(averaging_weight(settings, number))
+        loss = self._gradients(images, condition)
+        self._exchange()
+        return loss, self._update(self.rates)
+
+    def _gradients(self, images: Tensor, condition: Tensor | None) -> Tensor:
+        """The mean loss of a batch and its gradient, computed in parts; processes exchange gradients in the last.
+
+        Levels, noise and mirroring are drawn for the whole batch, of which each process and each part takes its own: so
+        that a step is the same, up to rounding, however it is divided. Only dropout is not.
+        """
+        self.optimizer.zero_grad()
+        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
+        u_0, process = to_unit(images), self.model.process
+        whole_batch = (ranks * len(u_0), *u_0.shape[1:])
+        k, eps = (drawn[rank::ranks] for drawn in process.draw(whole_batch, self.generator))
+        if self.config.data.flip:
+            chosen = torch.rand(len(u_0) * ranks, generator=self.generator, device=u_0.device) < 0.5
+            u_0 = mirrored(u_0, chosen[rank::ranks])
+        count = self.config.trainer.accumulate
+        parts = list(zip(*(drawn.chunk(count) for drawn in (u_0, k, eps))))
+        conditions = [None] * len(parts) if condition is None else condition.chunk(count)
+        total = torch.zeros((), device=u_0.device)
+        for number, (part, known) in enumerate(zip(parts, conditions), start=1):
+            with contextlib.nullcontext() if number == len(parts) else self.accelerator.no_sync(self.network):
+                loss = process.loss(told(self.network, known), *part).sum() / len(u_0)
+                loss.backward()
+                total += loss.detach()
+        return total
+
+    def _exchange(self) -> None:
+        """The mean of all processes' gradients, where accelerate's wrapper has not taken it already."""
+        if self.accelerator.num_processes > 1 and isinstance(self._gradients, Recorded):
+            gradients = [p.grad for p in self.state.network.parameters() if p.grad is not None]
+            flat = torch._utils._flatten_dense_tensors(gradients)
+            torch.distributed.all_reduce(flat)
+            mean = torch._utils._unflatten_dense_tensors(flat / self.accelerator.num_processes, gradients)
+            torch._foreach_copy_(gradients, list(mean))
+
+    def _update(self, rates: Tensor) -> Tensor:
+        """One step of Adam with clipped gradients, then of the moving average; the gradient's norm before clipping.
+
+        Without a finite gradient nothing changes.
+        """
+        norm = whole(torch.nn.utils.clip_grad_norm_(self.state.network.parameters(), self.config.trainer.clip))
+        self.optimizer.param_groups[0]["lr"] = rates[0]
+        found_inf = everywhere((~norm.isfinite()).float(), self.optimizer.param_groups[0]["params"][0])
+        setattr(self.optimizer, "found_inf", found_inf)  # noqa: B010 -- then the fused optimiser takes no step
+        self.optimizer.step()
+        follow(self.average, self.state.network, rates[1] * norm.isfinite())
+        return norm
+
+    def averaged(self) -> nn.Module:
+        """The network with averaged weights; if they are divided, all processes must ask for it together."""
+        if not self.sharded:
+            return self.average
+        network = build_network(self.model.config)
+        network.load_state_dict({name: whole(tensor) for name, tensor in self.average.state_dict().items()})
+        return placed(network, self.device).eval().requires_grad_(False)
+
+    def smaller_parts(self) -> str:
+        """What to do if a batch does not fit into memory."""
+        settings, images = self.config.trainer, self.config.trainer.batch_size // self.accelerator.num_processes
+        part = -(-images // settings.accumulate)
+
+        def fitting(again: bool) -> int:
+            build = partial(build_network, self.model.config, again)
+            needed = partial(memory.to_train, build, self.model.config.shape)
+            needed = partial(needed, precision=self.precision, fused=self.compiled)
+            return memory.largest_batch(needed, max(1, part // 2), memory.all_bytes(self.device))
+
+        plain, again = fitting(self.config.engine.checkpoint), fitting(True)
+        message = f"not enough memory for {part} images at a time"
+        if plain:
+            message += f"; {plain} should fit, with --set trainer.accumulate={-(-images // plain)}"
+        if again > plain:
+            message += f"; {again} with --set engine.checkpoint=true trainer.accumulate={-(-images // again)}"
+        return message if again else f"{message}, nor for one; smaller images or a smaller network are needed"

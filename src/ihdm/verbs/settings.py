@@ -1,0 +1,24 @@
+"""`ihdm settings`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+
+def settings(name: Annotated[Positional[str], arg(metavar="NAME", help_behavior_hint="")] = "", /) -> None:
+    """List the settings for --set, with their defaults and whose they are.
+
+    Args:
+        name: a part of their names, such as process or trainer.lr; default: all
+    """
+    from ihdm.config import setting_rows
+    from ihdm.errors import unknown
+
+    rows = setting_rows()
+    chosen = [row for row in rows if name in row[0]]
+    if not chosen:
+        raise unknown("setting", name, [row[0] for row in rows])
+    width = max(len(row[0]) for row in chosen)
+    print("\n".join(f"{setting:<{width}}  {about}" for setting, about in chosen))

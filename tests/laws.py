@@ -1,0 +1,111 @@
+"""Gaussian laws of images, for which every process has a best network in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ihdm.heat import GridLaplacian
+from ihdm.prior import Prior
+from ihdm.processes import DDPM, IdentitySkip, InverseHeat, LinearPredictor, LinearSkip, Process, Spectrum
+from ihdm.processes.ddpm import DiffusionSettings
+from ihdm.schedule import Schedule
+
+GRID, CHANNELS = (4, 3), 2
+SHAPE = (CHANNELS, *GRID)
+LAPLACIAN = GridLaplacian(GRID)
+
+
+def spectrum() -> Spectrum:
+    """Mean, colour axes and power: low frequencies strong, high ones weak, the mean not that of any channel."""
+    generator = torch.Generator().manual_seed(3)
+    axes, _ = torch.linalg.qr(torch.randn(CHANNELS, CHANNELS, dtype=torch.float64, generator=generator))
+    power = 0.04 * torch.exp(0.3 * LAPLACIAN.eigenvalues).expand(SHAPE) * torch.tensor([1.0, 0.3]).view(-1, 1, 1)
+    mean = 0.1 * torch.randn(SHAPE, dtype=torch.float64, generator=generator)
+    mean[:, 0, 0] = 0.5 * (GRID[0] * GRID[1]) ** 0.5
+    return Spectrum(mean, axes, power.clone())
+
+
+@dataclass(frozen=True)
+class Case:
+    """A process, the best network for the law, and q(u_k | u_0) by its definition.
+
+    Coefficients are multiplied by gain(k) as seen from `centre`, and get white noise of deviation sigma(k).
+    """
+
+    process: Process
+    network: Callable[[Tensor, Tensor], Tensor]
+    gain: Callable[[int], Tensor]
+    sigma: Callable[[int], float]
+    centre: float | Tensor = 0.0
+
+    def mean(self, u_0: Tensor, k: int) -> Tensor:
+        """E[u_k | u_0]."""
+        return self.centre + LAPLACIAN.from_spectrum(self.gain(k) * LAPLACIAN.to_spectrum(u_0 - self.centre))
+
+    def start(self, n: int, seed: int = 0) -> Tensor:
+        """Draws of u_K as the forward process makes them from images of the law."""
+        return self.process.noised(draws(n, seed), torch.full((n,), self.process.K), white(n, seed + 1))
+
+    def coordinates(self, u: Tensor, k: int) -> Tensor:
+        """Coefficients of states of level k along the colour axes, less their means: independent, see `variance`."""
+        mean = self.mean(LAPLACIAN.from_spectrum(spectrum().mean[None]), k)
+        return torch.einsum("nc...,cd->nd...", LAPLACIAN.to_spectrum(u - mean), spectrum().axes)
+
+    def coordinates_of_images(self, u_0: Tensor) -> Tensor:
+        """The same of images."""
+        return torch.einsum("nc...,cd->nd...", LAPLACIAN.to_spectrum(u_0) - spectrum().mean, spectrum().axes)
+
+    def variance(self, k: int) -> Tensor:
+        """Of the coordinates of u_k."""
+        return self.gain(k).square() * spectrum().power + self.sigma(k) ** 2
+
+
+def draws(n: int, seed: int = 0) -> Tensor:
+    """Images of the law."""
+    law = spectrum()
+    return LAPLACIAN.from_spectrum(law.mean[None]) + from_coordinates(law.power.sqrt() * white(n, seed))
+
+
+def from_coordinates(coordinates: Tensor) -> Tensor:
+    """Images with given coefficients along the colour axes."""
+    return LAPLACIAN.from_spectrum(torch.einsum("ndij,cd->ncij", coordinates, spectrum().axes))
+
+
+def white(n: int, seed: int) -> Tensor:
+    return torch.randn(n, *SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def heat(skip: str, K: int = 100, sigma: float = 0.02) -> Case:
+    """Inverse heat dissipation; with the linear skip the best network adds nothing."""
+    schedule = Schedule(K, 3.0, 0.1)
+    linear = LinearSkip(LinearPredictor(LAPLACIAN, schedule, sigma, spectrum()))
+    prior = Prior.from_images(LAPLACIAN, float(schedule.t[-1]), [draws(500, 9)])
+    process = InverseHeat(
+        LAPLACIAN, schedule, sigma, linear if skip == "linear" else IdentitySkip(), prior=prior, spectra=(spectrum(),)
+    )
+    network = (lambda u, k: 0 * u) if skip == "linear" else (lambda u, k: linear.predict(u, k) - u)
+    return Case(process, network, lambda k: torch.exp(schedule.t[k] * LAPLACIAN.eigenvalues), lambda k: sigma)
+
+
+def diffusion(K: int = 100) -> Case:
+    """DDPM, which predicts E[eps | x_k]: the noise's share of the deviation of x_k = 2 u_k - 1 from its mean."""
+    process = DDPM(DiffusionSettings(K, "cosine"), DDPM.Sampling(clip=False))
+    alpha, sigma = process.alpha_bar.sqrt(), (1 - process.alpha_bar).sqrt() / 2
+
+    def network(x: Tensor, k: Tensor) -> Tensor:
+        level, u = int(k[0]), (x + 1) / 2
+        eps = sigma[level] * case.coordinates(u, level) / case.variance(level)
+        return from_coordinates(eps)
+
+    case = Case(process, network, lambda k: alpha[k], lambda k: float(sigma[k]), centre=0.5)
+    return case
+
+
+CASES: dict[str, dict[str, Callable[[], Case]]] = {  # by the names of the registry
+    "heat": {"linear skip": lambda: heat("linear"), "identity skip": lambda: heat("identity")},
+    "ddpm": {"cosine": diffusion},
+}

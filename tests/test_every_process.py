@@ -1,0 +1,275 @@
+"""What every process must do, whoever wrote it: one suite over the registry.
+
+On Gaussian data the best network is known (`laws.py`), so that the law of samples is, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import laws
+import pytest
+import torch
+
+from ihdm import evaluation
+from ihdm.errors import UsageError
+from ihdm.execution import Execution
+from ihdm.model import Model
+from ihdm.model_folder import ModelConfig
+from ihdm.noise import SeededNoise
+from ihdm.processes import Bounded, Restoring
+from ihdm.registry import PROCESSES
+from ihdm.sampler import chain, last, reverse_step, sample
+from ihdm.trainer import Trainer
+
+ALL = [(kind, name) for kind, cases in laws.CASES.items() for name in cases]
+COUNT = 20_000
+EXACT = {"sampler": "exact"}  # for those that have a choice
+
+
+@pytest.fixture(params=ALL, ids=" ".join)
+def case(request) -> laws.Case:
+    kind, name = request.param
+    return laws.CASES[kind][name]()
+
+
+@pytest.fixture(params=list(PROCESSES))
+def kind(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def config(kind, tiny_config):
+    return tiny_config.with_settings([f"process.kind={kind}"])
+
+
+@pytest.fixture
+def model(config, tiny_images) -> Model:
+    """Untrained, but with weights that do something."""
+    torch.manual_seed(0)
+    model = Model.from_images(ModelConfig.of(config, tiny_images.shape, "blobs"), tiny_images.train)
+    for weight in model.network.parameters():
+        torch.nn.init.normal_(weight, std=0.1)
+    return model.eval()
+
+
+def exact(process, **sampling):
+    """The process with exact steps, whether or not it has others."""
+    own = {f.name for f in dataclasses.fields(process.sampling)}
+    return process.with_sampling(**{name: v for name, v in {**EXACT, **sampling}.items() if name in own})
+
+
+def test_every_process_has_its_law():
+    assert set(laws.CASES) == set(PROCESSES)
+
+
+def test_states_have_their_marginals(case):
+    u_0, K = laws.draws(1), case.process.K
+    for k in {1, K // 3, K}:
+        states = case.process.noised(u_0.expand(COUNT, *laws.SHAPE), torch.full((COUNT,), k), laws.white(COUNT, k))
+        mean, sigma = case.mean(u_0, k)[0], case.sigma(k)
+        torch.testing.assert_close(states.mean(0), mean, atol=5 * sigma / COUNT**0.5, rtol=0)
+        covariance = torch.cov(states.flatten(1).T) / sigma**2
+        torch.testing.assert_close(covariance, torch.eye(len(covariance)).double(), atol=0.05, rtol=0)
+
+
+def test_levels_are_drawn_from_1_to_K(case, generator):
+    k, eps = case.process.draw((1000, *laws.SHAPE), generator)
+    assert k.shape == (1000,) and int(k.min()) == 1 and int(k.max()) == case.process.K
+    assert eps.shape == (1000, *laws.SHAPE) and abs(float(eps.std()) - 1) < 0.02
+
+
+def test_the_best_network_has_the_least_loss(case, generator):
+    u_0, eps = laws.draws(2000), laws.white(2000, 1)
+    for level in (1, case.process.K // 2, case.process.K):
+        k = torch.full((2000,), level)
+        best = case.process.loss(case.network, u_0, k, eps)
+        assert best.shape == (2000,)
+        for other in (lambda u, k: case.network(u, k) + 0.5, lambda u, k: case.network(u, k) - 0.5 * u):
+            assert case.process.loss(other, u_0, k, eps).mean() > best.mean()
+
+
+def law_at_level_1(case, **sampling):
+    """Mean and variance of samples at level 1, from u_K of the right law: exactly, by what a chain makes of impulses.
+
+    The whole chain is an affine function of its start and of the noise of each step, with one gain for each coordinate:
+    row 0 of the batch has neither, the next rows a start of one unit in one coordinate, the last ones noise of one unit
+    in all coordinates, each in one step. At level 1 states should have the law of the forward process; the last step
+    takes their noise off.
+    """
+    process = exact(case.process, **sampling)
+    levels = process.levels()[:-1]
+    levels = levels if levels[-1] == 1 else [*levels, 1]
+    pixels, steps = laws.CHANNELS * laws.GRID[0] * laws.GRID[1], len(levels) - 1
+    start, ones = torch.zeros(1 + pixels + steps, *laws.SHAPE).double(), torch.ones(1, *laws.SHAPE).double()
+    start[1 : 1 + pixels] = torch.eye(pixels).view(pixels, *laws.SHAPE)
+
+    def noise(k):
+        eps = torch.zeros_like(start)
+        eps[1 + pixels + levels.index(int(k))] = laws.from_coordinates(ones)[0]
+        return eps
+
+    mean = case.mean(laws.LAPLACIAN.from_spectrum(laws.spectrum().mean[None]), process.K)
+    u_K = mean + laws.from_coordinates(start)
+    found = case.coordinates(last(chain(process, reverse_step(process, case.network, noise), u_K, levels)), 1)
+    shift, response = found[0], found[1:] - found[0]
+    matrix, gains = response[:pixels].flatten(1), response[pixels:]
+    assert float((matrix - matrix.diag().diag()).abs().max()) < 1e-9  # each coordinate by itself
+    variance = matrix.diag().view(laws.SHAPE).square() * case.variance(process.K) + gains.square().sum(0)
+    return shift, variance / case.variance(1)
+
+
+@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
+def test_samples_have_the_law_of_the_data(case, eta):
+    """The mean for any number of steps, the variance the better the more there are, and sooner in second order."""
+    worst, orders = {}, (1, 2) if hasattr(case.process.sampling, "order") else (1,)
+    for order, steps in itertools.product(orders, (100, 50, 25)):
+        shift, ratio = law_at_level_1(case, eta=eta, order=order, steps=steps)
+        torch.testing.assert_close(shift, 0 * shift, atol=1e-9, rtol=0)
+        worst[order, steps] = float((ratio - 1).abs().max())
+    for steps in (100, 50):
+        assert worst[1, steps] < 0.85 * worst[1, steps // 2]
+    assert worst[1, 100] < 0.3
+    if 2 in orders:
+        assert worst[2, 100] < 0.1
+        assert all(worst[2, steps] < worst[1, steps] for steps in (100, 50, 25))
+
+
+def test_second_order_is_second_order():
+    """Twice as many steps, a quarter of the error (in the heat process, whose steps are even); in first order half."""
+    case = laws.heat("linear")
+    errors = [
+        [float((law_at_level_1(case, eta=0.0, order=order, steps=steps)[1] - 1).abs().max()) for steps in (50, 100)]
+        for order in (1, 2)
+    ]
+    assert 1.7 < errors[0][0] / errors[0][1] < 2.3 and 3.4 < errors[1][0] / errors[1][1] < 6
+
+
+def test_the_last_step_takes_all_noise_off(case):
+    """It is the prediction of the image, whatever the noise and the state's own."""
+    process, u_1 = exact(case.process), case.mean(laws.draws(3), 1) + case.sigma(1) * laws.white(3, 2)
+    k, j = torch.tensor(1), torch.tensor(0)
+    found = [process.step(case.network, u_1, k, j, eps) for eps in (laws.white(3, 4), laws.white(3, 5))]
+    torch.testing.assert_close(*found)
+    gain = case.gain(1) * laws.spectrum().power / case.variance(1)
+    expected = gain * case.coordinates(u_1, 1)
+    torch.testing.assert_close(case.coordinates_of_images(found[0]), expected)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 10])
+def test_a_chain_goes_from_K_to_0_in_as_many_steps_as_are_asked_for(model, steps):
+    process = exact(model.process, steps=steps)
+    levels = process.levels()
+    assert len(levels) == 1 + steps and levels[0] == process.K and levels[-1] == 0
+    assert levels == sorted(set(levels), reverse=True)
+    gaps = [k - j for k, j in zip(levels, levels[1:-1])] or [0]  # the last one may be shorter
+    assert max(gaps) - min(gaps) <= 1
+    states = list(model.sampled(**changes(process)).trajectory(2))
+    assert [k for k, _ in states] == levels and all(u.shape == (2, 1, 8, 8) for _, u in states)
+
+
+def changes(process):
+    """Its way of sampling, in words."""
+    return {
+        f.name: getattr(process.sampling, f.name)
+        for f in dataclasses.fields(process.sampling)
+        if getattr(process.sampling, f.name) != getattr(type(process.sampling)(), f.name)
+    }
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_image_i_depends_on_the_seed_and_i_alone(model, order):
+    model = model.sampled(**changes(exact(model.process, steps=4, order=order)))
+    images = model.sample(5, seed=3)
+    assert images.equal(model.sample(5, seed=3)) and images.min() >= 0 and images.max() <= 1
+    assert not images.equal(model.sample(5, seed=4))
+    for size in (1, 2):
+        batched = model.sample(5, seed=3, execution=Execution(batch_size=size))
+        torch.testing.assert_close(batched, images, atol=1e-5, rtol=0)
+    torch.testing.assert_close(model.sample(2, seed=3, first=3), images[3:], atol=1e-5, rtol=0)
+    assert torch.cat(list(model.sample_batches(5, seed=3))).shape == images.shape
+
+
+def test_saved_and_loaded_it_is_the_same(model, tmp_path):
+    sampled = model.sampled(**changes(exact(model.process, steps=3, eta=0.25)))
+    sampled.save_pretrained(tmp_path)
+    again = Model.from_pretrained(tmp_path)
+    assert again.config == sampled.config and changes(again.process) == changes(sampled.process)
+    assert again.sample(3).equal(sampled.sample(3))
+    for name, tensor in model.process.state().items():
+        assert tensor.equal(again.process.state()[name])
+    card = (tmp_path / "README.md").read_text()
+    assert model.process.title in card and model.process.grown in card and model.process.sampling_words()
+    assert not (model.process.grown != "grown from blur" and "blur" in card)
+
+
+def test_training_goes_on_exactly(config, tiny_images, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert Trainer(config, tiny_images, whole).train()
+    assert Trainer(config.with_settings(["trainer.steps=3"]), tiny_images, parts).train()
+    assert Trainer(config, tiny_images, parts).train()
+    one, other = (Model.from_pretrained(run / "model") for run in (whole, parts))
+    assert all(a.equal(b) for a, b in zip(one.network.parameters(), other.network.parameters()))
+    assert one.sample(2).equal(other.sample(2))
+
+
+def test_a_wrong_state_is_refused(model):
+    config, state = model.config, model.process.state()
+    build = type(model.process).from_state
+    with pytest.raises(ValueError, match="not expected"):
+        build(config.process, config.sampling, config.shape, state | {"something": torch.zeros(1)})
+    for name in state:
+        with pytest.raises(ValueError, match=name):
+            build(config.process, config.sampling, config.shape, {n: t for n, t in state.items() if n != name})
+
+
+def test_what_it_does_not_have_is_refused_with_what_it_has(model, config):
+    known = [f.name for f in dataclasses.fields(model.process.sampling)]
+    with pytest.raises(UsageError, match=f"unknown setting 'sampling.flavour'.* has: {', '.join(known)}"):
+        model.sample(1, flavour=1)
+    with pytest.raises(UsageError, match=r"at most 10 steps|10 in all"):
+        model.sample(1, steps=11)
+    with pytest.raises(UsageError, match=r"unknown setting .process.flavour.* has: K"):
+        config.with_settings(["process.flavour=1"])
+    with pytest.raises(UsageError, match="levels 0 to 10"):
+        next(model.path(torch.zeros(1, 1, 8, 8), lambda k: torch.zeros(1, 1, 8, 8), level=11))
+
+
+def test_what_it_cannot_do_is_refused_in_words(model, tiny_images):
+    process = model.process
+    if isinstance(process, Bounded):
+        found = evaluation.likelihood(model, tiny_images.held_out, tiny_images.train)
+        assert all(bool(bound.total.isfinite().all()) for bound in found.bounds)
+    else:
+        with pytest.raises(UsageError, match=f"{process.title} has no likelihood"):
+            evaluation.likelihood(model, tiny_images.held_out)
+    image = torch.rand(1, 8, 8)
+    if isinstance(process, Restoring):
+        assert model.restore(image, n=2).images.shape == (2, 1, 8, 8)
+    else:
+        with pytest.raises(UsageError, match=f"{process.title} cannot restore"):
+            model.restore(image)
+
+
+def test_every_setting_is_described(kind):
+    process = PROCESSES[kind]
+    for settings in (process.Settings(), process.Sampling()):
+        assert all(f.metadata["about"] for f in dataclasses.fields(settings))
+    assert process.title and process.summary(process.Settings(), process.Sampling(), (1, 8, 8))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("order", [1, 2])
+def test_recorded_steps_are_plain_ones(model, order):
+    model = model.cuda().sampled(**changes(exact(model.process, steps=6, order=order)))
+    plain, recorded = (model.sample(4, execution=Execution(compiled=compiled)) for compiled in (False, True))
+    torch.testing.assert_close(plain, recorded, atol=1e-4, rtol=0)
+
+
+def test_a_chain_by_hand_is_that_of_the_model(model):
+    """The engine adds nothing to the mathematics."""
+    noise = SeededNoise(5, torch.arange(3), model.config.shape)
+    u_K = model.process.start(noise)
+    expected = sample(model.process, model.network, u_K, noise).clamp(0, 1)
+    torch.testing.assert_close(model.sample(3, seed=5), expected, atol=1e-6, rtol=0)
