@@ -245,6 +245,12 @@ def test_a_process_of_ones_own_has_a_page(tiny_config, monkeypatch):
         def __init__(self, settings, sampling, shape):
             self.K, self.sampling, self.shape = settings.K, sampling, shape
 
+        def noised(self, u_0, k, eps):
+            return torch.lerp(u_0, 0.5 + eps / 100, (k / self.K).view(-1, 1, 1, 1))
+
+        def loss(self, network, u_0, k, eps):
+            return (network(self.noised(u_0, k, eps), k) - u_0).square().flatten(1).mean(1)
+
         def step(self, network, u_k, k, j, eps):
             return u_k + (k - j) / self.K * network(u_k, k.expand(len(u_k)))
 

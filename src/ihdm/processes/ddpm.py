@@ -93,12 +93,6 @@ class DDPM(Diagonal):
         u_0 = (u_k - noise - self.centre) / self.alpha_at(k, u_k) + self.centre
         return self._mean(u_0.clamp(0, 1) if self.sampling.clip else u_0, j)
 
-    def slope(self, i: Tensor, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
-        """Half the ratio of the steps in log(alpha / sigma) (Lu et al. 2022, DPM-Solver++), times alpha_j / alpha_k."""
-        level = torch.log(self._alpha.like(like) / self._sigma.like(like).clamp_min(1e-12))
-        ahead = (level[j] - level[k]) / (level[k] - level[i]).clamp_min(1e-9) / 2 * (i > k) * (j > 0)
-        return _like(ahead, like) / self.ratio(k, j, like)
-
     def start(self, noise: SeededNoise) -> Tensor:
         """x_K, a draw from N(0, I)."""
         return self.centre + noise(self.K + 1) / 2

@@ -8,6 +8,7 @@ in alpha and sigma alone.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -37,21 +38,31 @@ class Diagonal(Process):
     basis: Basis
     centre = 0.0
 
+    @abstractmethod
     def ratio(self, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
         """a = alpha_k / alpha_j for each sample's levels, to go with `like`; at most 1."""
-        raise TypeError(f"{type(self).__name__} has to say what `ratio` is")
 
+    @abstractmethod
     def sigma_at(self, k: Tensor, like: Tensor) -> Tensor:
         """sigma_k, to go with `like`; level 0 is the image itself, without noise."""
-        raise TypeError(f"{type(self).__name__} has to say what `sigma_at` is")
 
+    @abstractmethod
     def predict(self, network: Network, u_k: Tensor, u_hat_k: Tensor, k: Tensor, j: Tensor) -> Tensor:
         """m_j, the prediction of the mean state at level j (what u_hat_j is without its noise), from u_k."""
-        raise TypeError(f"{type(self).__name__} has to say what `predict` is")
 
     def slope(self, i: Tensor, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
-        """How far to go on, in second order, with the change of the prediction from level i to k; 0 if i = k."""
-        raise TypeError(f"{type(self).__name__} has no steps of second order")
+        """How far to go on, in second order, with the change of the prediction from level i to k.
+
+        Half the ratio of the steps in log(alpha / sigma) (Lu et al. 2022, DPM-Solver++), times alpha_j / alpha_k; not
+        at all in the first step, when i = k, and in the last.
+        """
+        inner = ((i > k) & (j > 0)).view(-1, *[1] * (like.ndim - 1))
+        before, ahead = self._stride(i, k, like), self._stride(k, j, like)
+        return torch.where(inner, ahead / before / (2 * self.ratio(k, j, like)), 0.0)
+
+    def _stride(self, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
+        """How much larger log(alpha / sigma) is at level j than at level k."""
+        return torch.log(self.sigma_at(k, like) / (self.ratio(k, j, like) * self.sigma_at(j, like)))
 
     def step(self, network: Network, u_k: Tensor, k: Tensor, j: Tensor, eps: Tensor) -> Tensor:
         """From level k to level j by the exact posterior, eta = 1, or with less fresh noise."""

@@ -7,6 +7,7 @@ A process is one file: a subclass of `Process` with its settings beside it, and 
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
@@ -42,7 +43,7 @@ class Steps:
     )
 
 
-class Process:
+class Process(ABC):
     """Levels 0..K, 0 the image and K the blank; q(u_k | u_0), and steps from level k to any level j < k.
 
     Tensors are (B, C, *grid), images in [0, 1]. Levels are (B,), one for each sample; in `step` one for all will do.
@@ -57,7 +58,7 @@ class Process:
     K: int
     sampling: Any
 
-    @classmethod
+    @classmethod  # noqa: B027 -- there may be nothing to refuse
     def check(cls, settings: Any, sampling: Any) -> None:
         """Refuse settings that are possible one by one but not together."""
 
@@ -119,21 +120,21 @@ class Process:
         k = 1 + ((start + spread) % 1 * self.K).long().clamp_max(self.K - 1)
         return k, torch.randn(tuple(shape), generator=generator, device=generator.device)
 
+    @abstractmethod
     def noised(self, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
         """The state at level k of each image, made from the noise eps."""
-        raise TypeError(f"{type(self).__name__} has to say what `noised` is")
 
+    @abstractmethod
     def loss(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
         """What training makes small, one number for each image."""
-        raise TypeError(f"{type(self).__name__} has to say what `loss` is")
 
+    @abstractmethod
     def step(self, network: Network, u_k: Tensor, k: Tensor, j: Tensor, eps: Tensor) -> Tensor:
         """From level k to level j < k, with noise eps."""
-        raise TypeError(f"{type(self).__name__} has to say what `step` is")
 
+    @abstractmethod
     def start(self, noise: SeededNoise) -> Tensor:
         """u_K, drawn from the prior; `noise.choice` for what is picked, `noise(K + 1)` for its noise."""
-        raise TypeError(f"{type(self).__name__} has to say what `start` is")
 
     def between(self, one: SeededNoise, other: SeededNoise, weight: Tensor) -> Tensor:
         """u_K from one start (weight 0) to another (weight 1)."""
