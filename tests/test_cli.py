@@ -163,8 +163,16 @@ ON_ONE = {"sample": [], "restore": ["fit.png"], "evaluate": ["--data", "digits",
 @pytest.mark.parametrize(
     ("name", "words", "message"),
     [
-        ("model", ["--steps", "3"], "10 in all; for 3 take exact ones (--sampler exact"),
-        ("model", ["--sampler", "paper", "--steps", "3"], "10 in all; for 3 take exact ones"),
+        (
+            "model",
+            ["--steps", "3"],
+            "10 in all: leave out --steps (--set sampling.steps=auto), or for 3 take exact ones (--sampler exact",
+        ),
+        (
+            "model",
+            ["--sampler", "paper", "--steps", "3"],
+            "10 in all: leave out --steps (--set sampling.steps=auto), or for 3 take exact ones",
+        ),
         ("model", ["--eta", "0"], "eta is for the sampler 'exact', and this is 'paper'"),
         ("model", ["--order", "1"], "order is for the sampler 'exact', and this is 'paper'"),
         ("model", ["--sampler", "exact", "--delta-ratio", "1"], "delta_ratio is for the sampler 'paper'"),

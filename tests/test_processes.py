@@ -117,7 +117,7 @@ def test_each_sampler_has_its_own_settings():
         heat.with_sampling(eta=0.5)
     with pytest.raises(UsageError, match="delta_ratio is for the sampler 'paper', and this is 'exact'"):
         heat.with_sampling(sampler="exact", delta_ratio=1.0)
-    with pytest.raises(UsageError, match=r"8 in all; for 4 take exact ones \(--sampler exact"):
+    with pytest.raises(UsageError, match=r"8 in all: leave out --steps .*, or for 4 take exact ones \(--sampler exact"):
         heat.with_sampling(steps=4)
     with pytest.raises(UsageError, match="need the spectrum"):
         heat.with_sampling(sampler="exact", steps=4)

@@ -14,6 +14,7 @@ from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network
 from ihdm.registry import NETWORKS, PROCESSES
+from ihdm.settings import as_tree
 
 SAMPLE_BATCH = 16
 
@@ -26,7 +27,9 @@ def preset(config: Config) -> dict[str, str]:
     part = -(-trainer.batch_size // trainer.accumulate)
     build = partial(build_network, described, config.engine.checkpoint)
     words = _memory_words(lambda precision: memory.to_train(build, shape, part, precision))
+    sampling = ", ".join(f"{name} {value}" for name, value in as_tree(config.sampling).items())
     return _rows(described) | {
+        "sampling": sampling,
         "to train": f"about {words}, with {part} images at a time",
         "data": f"{config.data.source}{', mirrored at random' * config.data.flip}",
         "training": f"{trainer.steps:,} steps of {trainer.batch_size} images, learning rate {trainer.lr:g}",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any, TypeVar
 
-from ihdm.errors import unknown
+from ihdm.errors import UsageError, unknown
 
 Class = TypeVar("Class", bound=type)
 
@@ -30,7 +30,8 @@ class Registry:
     def __getitem__(self, name: str) -> Any:
         """The class of that name."""
         if name not in self:
-            raise unknown(self.what, name, self)
+            own = f"a {self.what} of your own is known to the program that registers it (docs/your-own-process.md)"
+            raise UsageError(f"{unknown(self.what, name, self)}; {own}")
         if name not in self._classes:
             module, _, attribute = self._places[name].partition(":")
             self._classes[name] = getattr(import_module(module), attribute)

@@ -376,9 +376,9 @@ def _check_sampler(sampling: HeatSampling, K: int, sigma: float, heat: bool) -> 
     """Refuse samplers that the process does not allow."""
     if sampling.sampler == "paper" and (sampling.steps or K) < K:
         raise UsageError(
-            f"the paper's steps go from each level to the next, {K} in all; "
-            f"for {sampling.steps} take exact ones (--sampler exact, or --set sampling.sampler=exact), "
-            f"for all of them --set sampling.steps=auto"
+            f"the paper's steps go from each level to the next, {K} in all: leave out --steps "
+            f"(--set sampling.steps=auto), or for {sampling.steps} take exact ones "
+            f"(--sampler exact, --set sampling.sampler=exact)"
         )
     if sampling.sampler == "exact" and (sigma == 0 or not heat):
         why = "noise (process.sigma > 0)" if heat else "the heat equation (process.blur=heat)"

@@ -158,7 +158,8 @@ class Process(ABC):
 
     def sampling_words(self) -> str:
         """How samples are made."""
-        return ", ".join(f"{name} {value}" for name, value in as_tree(self.sampling).items())
+        others = {name: value for name, value in as_tree(self.sampling).items() if name != "steps"}
+        return ", ".join([f"{len(self.levels()) - 1} steps", *(f"{name} {value}" for name, value in others.items())])
 
 
 @runtime_checkable

@@ -40,7 +40,7 @@ def restore(
     sampling: Annotated[HowToSample, OmitArgPrefixes] = AS_THE_MODEL_HAS_IT,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
-    """Make sharp images of one's own blurred or small one, unless told otherwise by the paper's steps.
+    """Make sharp versions of a blurred or small image of your own: by the paper's steps, unless told otherwise.
 
     Args:
         model: a model folder, a run folder, mnist (which comes with ihdm), or owner/name on the hub

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from ihdm.config import load_config
-from ihdm.verbs.words import Settings, with_data
+from ihdm.verbs.words import Settings, program, with_data
 
 if TYPE_CHECKING:
     from ihdm.data import ImageSet
@@ -50,7 +50,8 @@ def train(
     for remark in trainer.model.process.remarks(config.process, images.shape):
         trainer.say(remark, sys.stderr if remark.startswith("warning") else sys.stdout)
     if trainer.train():
-        trainer.say(f"done; the model is in {run / 'model'}. Next: ihdm sample {shlex.quote(str(run / 'model'))}")
+        model = run / "model"
+        trainer.say(f"done; the model is in {model}. Next: {program()} sample {shlex.quote(str(model))}")
     else:
         trainer.say(f"stopped at step {trainer.step:,}, all saved; the same command goes on from there")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -77,6 +79,12 @@ def execution(computing: Computing, place: torch.device, shape: tuple[int, ...],
 
     precision = choose_precision(computing.precision, place, math.prod(shape[1:]))
     return Execution(precision, computing.compile, computing.batch_size, progress)
+
+
+def program() -> str:
+    """What was typed to start this program: ihdm, unless a file of the user's own stands for it."""
+    own = Path(sys.argv[0])
+    return f"python {shlex.quote(str(own))}" if own.suffix == ".py" and own.name != "__main__.py" else "ihdm"
 
 
 def with_data(config: Config, data: str | None) -> Config:
