@@ -207,6 +207,28 @@ def test_restoring_takes_the_steps_that_were_chosen(studio):
         torch.testing.assert_close(states[-1][1].clamp(0, 1), expected)
 
 
+def test_restoring_starts_as_the_process_restores_best_and_generating_as_the_model_samples(tiny_config):
+    gr = pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
+    from ihdm.app.page import build
+
+    studio = made(tiny_config, "sampling.sampler=exact", "sampling.steps=4", "sampling.eta=0.7")
+    page = build(studio, "tiny")
+    assert any(
+        "usually made in 4 steps" in str(block.value) for block in page.blocks.values() if type(block) is gr.HTML
+    )
+    kinds = {"Kind of steps", "Number of steps", "Randomness"}
+    fields = [block for block in page.blocks.values() if getattr(block, "label", None) in kinds]
+    found = [(field.value, field.visible, field.interactive) for field in fields]
+    own = studio.process.sampling
+    assert found[:4] == [("exact", True, None), (4, True, True), (own.delta_ratio, False, None), (0.7, True, None)]
+    assert found[4:] == [("paper", True, None), (10, True, False), (own.delta_ratio, True, None), (0.7, False, None)]
+
+    seen = studio.model.observation(torch.rand(1, 8, 8), 2.0)
+    for sampling in ({}, chosen(studio.process, dict(zip(("sampler", "steps", "delta_ratio"), ("paper", 10, 1.25))))):
+        growth = studio.restore(seen, 2, 0, **sampling)
+        assert growth.levels == [k for k, _ in growth] == list(range(seen.level, -1, -1))
+
+
 def test_a_port_in_use_is_named_before_the_model_is_read(capsys):
     pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
     with socket.socket() as taken:

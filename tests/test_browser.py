@@ -319,6 +319,33 @@ def test_restore(page, tmp_path):
     playwright.expect(words).to_contain_text("it took 5 steps", **SLOW)
 
 
+def test_restoring_goes_between_the_papers_steps_and_the_models_own(browser, tmp_path):
+    folder = saved(tmp_path / "exact", "process.skip=linear", "sampling.sampler=exact", "sampling.steps=9")
+    with served(folder) as address, visitor(browser, address) as page:
+        steps = page.get_by_role("slider", name="Number of steps").locator("visible=true")
+        randomness = page.get_by_role("slider", name="Randomness").locator("visible=true")
+        exact, paper = ("9", "1", True), ("60", "2.5", False)
+        for choose, (value, most, enabled) in (
+            (lambda: None, exact),
+            (lambda: tab(page, "Restore"), paper),
+            (lambda: page.get_by_label("Exact").locator("visible=true").click(), exact),
+            (lambda: page.get_by_label("The paper's").locator("visible=true").click(), paper),
+        ):
+            choose()
+            playwright.expect(randomness).to_have_attribute("max", most, **SLOW)
+            playwright.expect(steps).to_have_value(value, **SLOW)
+            playwright.expect(steps).to_be_enabled(enabled=enabled)
+        button(page, "Blur one for me").click()
+        says(page, "Here is a blurred picture")
+        fill(page, "Blur width in pixels", "2")
+        button(page, "Restore").click()
+        says(page, "Done")
+        words = page.locator(".words:visible").first
+        level = re.search(r"level (\d+) of 60", words.inner_text())
+        assert level
+        playwright.expect(words).to_contain_text(f"it took {level[1]} steps")
+
+
 def test_narrow_screens_need_no_sideways_scrolling(page):
     page.set_viewport_size({"width": 390, "height": 844})
     button(page, "Make pictures").click()

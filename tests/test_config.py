@@ -148,7 +148,7 @@ def test_another_process_has_settings_of_its_own():
     baseline = changed.with_settings(["process.kind=ddpm", "process.betas=cosine", "sampling.eta=0.5"])
     assert baseline.tree()["process"] == {"kind": "ddpm", "K": 50, "betas": "cosine"}
     assert baseline.tree()["sampling"] == {"steps": "auto", "eta": 0.5, "order": 1, "clip": True}
-    assert Config().with_settings(["process.kind=ddpm"]).process.K == 1000
+    assert load_config("mnist-ddpm").process.K == 1000
     with pytest.raises(UsageError, match="the process ddpm has: K, betas"):
         Config().with_settings(["process.kind=ddpm", "process.sigma=0.1"])
     assert Config().with_tree(baseline.tree()) == baseline
@@ -191,8 +191,15 @@ def test_settings_of_0_1_are_read():
         assert (ddpm.process.K, ddpm.process.betas, ddpm.sampling.eta) == (10, "cosine", eta)
     few = config_from_toml("[process]\ndelta_ratio = 2\n", "test")  # such as a preset of one's own
     assert few == Config().with_settings(["sampling.delta_ratio=2"])
-    with pytest.raises(UsageError, match=r"unknown setting 'process\.sigma'"):  # 0.1.0 would not have written it alone
+    own = config_from_toml('[process]\nkind = "ddpm"\nsigma = 0.01\ndelta_ratio = 0.5\n', "test")  # it took any of them
+    assert own == Config().with_settings(["process.kind=ddpm", "sampling.eta=0.5"])
+    with pytest.raises(UsageError, match=r"unknown setting 'process\.sigma'"):
         config_from_toml('[process]\nkind = "ddpm"\nsigma = 0.01\n', "test")
+    for broken in ("sampling = 3\n[process]\ndelta_ratio = 1.0\n", '[process]\nkind = ["heat"]\ndelta_ratio = 1.0\n'):
+        with pytest.raises(UsageError):
+            config_from_toml(broken, "test")
+    with pytest.raises(UsageError, match=r"did you mean 'sampling\.delta_ratio'"):
+        Config().with_settings(["process.delta_ratio=1"])
 
 
 def test_unknown_presets_and_broken_files_are_refused(tmp_path):

@@ -433,7 +433,11 @@ def test_samples_are_measured_as_they_are_asked_for(files, capsys):
         (["evaluate", "model", "--data", "images.npz", "--delta-ratio", "-1"], 2, "delta_ratio must be at least 0"),
         (["evaluate", "model", "--data", "images.npz", "--delta-ratio", "nan"], 2, "must be a finite number"),
         (["evaluate", "model", "--data", "images.npz", "--steps", "3"], 2, "for 3 take exact ones (--sampler exact"),
-        (["evaluate", "model", "--data", "images.npz", "--eta", "0"], 2, "eta is for the sampler 'exact'"),
+        (
+            ["evaluate", "model", "--data", "images.npz", "--sampler", "paper", "--eta", "0"],
+            2,
+            "eta is for the sampler 'exact'",
+        ),
         (
             ["evaluate", "diffusion", "--data", "images.npz", "--delta-ratio", "1"],
             2,

@@ -191,6 +191,14 @@ def test_image_i_depends_on_the_seed_and_i_alone(model, order):
     assert torch.cat(list(model.sample_batches(5, seed=3))).shape == images.shape
 
 
+def test_between_two_starts_are_starts(model):
+    one, other = (SeededNoise(seed, torch.arange(5), model.config.shape) for seed in (1, 2))
+    found = model.process.between(one, other, torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0]))
+    torch.testing.assert_close(found[0], model.process.start(one)[0])
+    torch.testing.assert_close(found[-1], model.process.start(other)[-1], atol=1e-6, rtol=1e-5)
+    assert found.isfinite().all()
+
+
 def test_saved_and_loaded_it_is_the_same(model, tmp_path):
     sampled = model.sampled(**changes(exact(model.process, steps=3, eta=0.25)))
     sampled.save_pretrained(tmp_path)
@@ -222,6 +230,8 @@ def test_a_wrong_state_is_refused(model):
     for name in state:
         with pytest.raises(ValueError, match=name):
             build(config.process, config.sampling, config.shape, {n: t for n, t in state.items() if n != name})
+        with pytest.raises(ValueError, match=f"{name} has values that are not numbers"):
+            build(config.process, config.sampling, config.shape, state | {name: torch.nan * state[name]})
 
 
 def test_what_it_does_not_have_is_refused_with_what_it_has(model, config):

@@ -331,6 +331,14 @@ checkpoint_every = 3
 """
 
 
+def test_a_folder_may_be_saved_over_by_a_model_without_a_prior(tiny_config, tiny_images, tmp_path):
+    for kind in ("heat", "ddpm", "heat"):
+        config = tiny_config.with_settings([f"process.kind={kind}"])
+        model = Model.from_images(ModelConfig.of(config, tiny_images.shape), tiny_images.train)
+        model.save_pretrained(tmp_path)
+        assert Model.from_pretrained(tmp_path).config == model.config
+
+
 def test_a_run_of_0_1_is_resumed(tiny_config, tiny_images, tmp_path, capsys):
     """Its config.toml says process.delta_ratio, and the settings of both processes."""
     run = tmp_path / "run"

@@ -337,7 +337,7 @@ def test_restoring_by_exact_steps_is_the_same_in_any_batch(shapes_model, shapes)
     quick = shapes_model.sampled(sampler="exact", steps=4, eta=0.5)  # restores by the paper's steps all the same
     paper = shapes_model.restore(y, 5, seed=3, blur_width=2.0)
     assert quick.restore(y, 5, seed=3, blur_width=2.0).images.equal(paper.images)
-    assert quick.restore(y, 5, seed=3, blur_width=2.0, steps=4).images.equal(restored.images)
+    assert quick.restore(y, 5, seed=3, blur_width=2.0, steps=4, eta=0.5).images.equal(restored.images)
 
 
 def test_mean_and_spread(shapes_model, shapes):

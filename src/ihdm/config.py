@@ -146,6 +146,7 @@ class Config:
         owners = {"process": process, "sampling": f"sampling by {process}"}
         owners["network"] = f"the network {NETWORKS.kind(sections['network'])}"
         for name, values in tree.items():
+            _check_place(name, values, sections)
             rest = {key: value for key, value in values.items() if name not in KINDS or key != KIND}
             sections[name] = updated(sections[name], rest, f"{name}.", owners.get(name, ""))
         return Config(**sections)
@@ -154,6 +155,14 @@ class Config:
         """Nested dicts of plain values, which `with_tree` reads back."""
         tree = {f.name: as_tree(getattr(self, f.name)) for f in fields(self)}
         return tree | {name: {KIND: kinds.kind(getattr(self, name))} | tree[name] for name, kinds in KINDS.items()}
+
+
+def _check_place(section: str, values: Mapping[str, Any], sections: dict[str, Any]) -> None:
+    """Refuse a setting of sampling that stands with those of the process, as in 0.1.0, or the other way round."""
+    other = {"process": "sampling", "sampling": "process"}.get(section, section)
+    for key in values:
+        if key in vars(sections[other]) and key not in vars(sections[section]):
+            raise UsageError(f"unknown setting '{section}.{key}'; did you mean '{other}.{key}'?")
 
 
 KIND = "kind"  # the setting that says which

@@ -6,6 +6,11 @@ import torch
 from torch import Tensor
 
 
+def rows(values: Tensor, u: Tensor) -> Tensor:
+    """One value for each sample of u, or one for all, with ones added so that they go together."""
+    return values.to(u).view(-1, *[1] * (u.ndim - 1))
+
+
 class Constant:
     """A float64 tensor and its copies, one for each device and precision that has asked for it."""
 

@@ -18,13 +18,13 @@ def from_0_1(tree: Mapping[str, Any]) -> dict[str, Any]:
 
     In 0.1.0 the noise of sampling was `process.delta_ratio`: delta / sigma, or for ddpm what is `eta` now.
     """
-    process = tree.get("process")
-    if not isinstance(process, Mapping) or "delta_ratio" not in process or process.get("kind", "heat") not in NOISE:
+    process, sampling = tree.get("process"), tree.get("sampling", {})
+    if not isinstance(process, Mapping) or not isinstance(sampling, Mapping) or "delta_ratio" not in process:
         return dict(tree)
-    kind, ratio = process.get("kind", "heat"), process["delta_ratio"]
-    all_written = {name for names in OTHERS.values() for name in names} <= set(process)
-    dropped = ("delta_ratio", *(OTHERS[kind] if all_written else ()))
+    kind, ratio = str(process.get("kind", "heat")), process["delta_ratio"]
+    if kind not in NOISE:
+        return dict(tree)
     name, most = NOISE[kind]
     noise = {name: min(ratio, most) if isinstance(ratio, (int, float)) else ratio}
-    kept = {key: value for key, value in process.items() if key not in dropped}
-    return {**tree, "process": kept, "sampling": noise | dict(tree.get("sampling", {}))}
+    kept = {key: value for key, value in process.items() if key not in ("delta_ratio", *OTHERS[kind])}
+    return {**tree, "process": kept, "sampling": noise | dict(sampling)}

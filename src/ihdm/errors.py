@@ -20,7 +20,7 @@ class UsageError(IhdmError, ValueError):
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a name that does not exist, with the nearest one that does."""
-    known = sorted(known)
+    known = sorted(set(known))
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(known)}"
     return UsageError(f"unknown {what} {name!r}; {hint}")

@@ -179,6 +179,11 @@ class Model(nn.Module):
             )
         return observe(restoring(self.process), image, blur_width)
 
+    def restoring_process(self, **sampling: Any) -> Process:
+        """The process as it restores best, unless told otherwise, however the model samples by itself."""
+        own = self.process.with_sampling(**restoring(self.process).restored_by)
+        return own.with_sampling(**sampling)
+
     def restoring(
         self,
         seen: Observation,
@@ -191,7 +196,7 @@ class Model(nn.Module):
         **sampling: Any,
     ) -> States:
         """(k, u_k), k from the level of what is seen to 0, on the model's device: n ways of `restore` back from it."""
-        process = self.process.with_sampling(**(sampling or restoring(self.process).restored_by))
+        process = self.restoring_process(**sampling)
         blurs = restoring(process)
         noise = SeededNoise(seed, torch.arange(first, first + n, device=self.device), self.config.shape)
         start = seen.start(blurs, noise(process.K + 1))
@@ -237,6 +242,8 @@ class Model(nn.Module):
         write_tensors(folder / WEIGHTS, tensors | {n: t for n, t in state.items() if not n.startswith(OF_PRIOR)})
         if prior := _with_prefix(state, OF_PRIOR):
             write_tensors(folder / PRIOR, prior)
+        else:
+            (folder / PRIOR).unlink(missing_ok=True)  # that of a model which was here before
         write_config(folder, self.config)
         write_card(folder, self.config, self.facts())
 

@@ -16,6 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ihdm.constant import rows
+
 PRIOR_CHOICE = 0  # the step from which an image picks its prior component; others are 1, 2, ..., K + 1
 
 
@@ -75,14 +77,18 @@ class InterpolatedNoise:
     cos a + sin b of independent standard normal draws a, b is standard normal again. weight: one for each row.
     """
 
-    one: Noise
-    other: Noise
+    one: SeededNoise
+    other: SeededNoise
     weight: Tensor
 
-    def __call__(self, k: Tensor) -> Tensor:
+    def __call__(self, k: Tensor | int) -> Tensor:
         a, b = self.one(k), self.other(k)
-        angle = (self.weight * math.pi / 2).to(a).view(-1, *[1] * (a.ndim - 1))
+        angle = rows(self.weight * math.pi / 2, a)
         return angle.cos() * a + angle.sin() * b
+
+    def choice(self, n: int) -> Tensor:
+        """What the nearer of the two picks."""
+        return torch.where(self.weight < 0.5, self.one.choice(n), self.other.choice(n))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ihdm.heat import GaussianFilter, GridLaplacian
-from ihdm.noise import SeededNoise
 
 ROUNDING = 2.0**-24  # half a unit in the last place of a float32 near 1
 
@@ -61,10 +60,6 @@ class Prior:
     def place(self, u_0: Tensor) -> Tensor:
         """Where images of any origin are at level K: the kept entries of V^T F(t_K) u_0, (B, C, kept), float64."""
         return _blurred(self.laplacian, self.t_K, u_0, self.blur)
-
-    def sample(self, choice: SeededNoise, eps: Tensor, delta: float) -> Tensor:
-        """u_K = F(t_K) u_0 + delta eps, with u_0 chosen by each row's own seed."""
-        return self.near(choice.choice(len(self)), eps, delta)
 
     def near(self, index: Tensor, eps: Tensor, delta: float) -> Tensor:
         """u_K = F(t_K) u_0 + delta eps, with u_0 the training images of the given numbers."""

@@ -78,9 +78,10 @@ def watched(
     shown = 0.0
     for k, u in growth:
         film.add(k, u)
-        due = time.monotonic() - shown > EVERY
-        shown = time.monotonic() if due else shown
         done, steps = film.step(k), film.steps
+        # Not the last: it is shown afterwards, and gradio would write the same file again while browsers read it.
+        due = done < steps and time.monotonic() - shown > EVERY
+        shown = time.monotonic() if due else shown
         bar = progress(done, steps, f"Growing: step {done} of {steps}")
         yield bar, draw(u) if due else gr.skip(), *[gr.skip()] * others
 

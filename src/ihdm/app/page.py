@@ -102,5 +102,5 @@ def _masthead(studio: Studio, name: str) -> str:
     channels, height, width = studio.shape
     kind = "colour" if studio.in_colour else "grey" if channels == 1 else f"{channels}-channel"
     return f"""<div class="masthead"><h1>Pictures {escape(studio.process.grown)}</h1>
-<p>Model <b>{escape(name)}</b>: {kind} pictures of {width} x {height} pixels, each made in {studio.steps} steps.
+<p>Model <b>{escape(name)}</b>: {kind} pictures of {width} x {height} pixels, usually made in {studio.steps} steps.
 All is computed on the machine that serves this page; nothing is sent elsewhere.</p></div>"""

@@ -173,10 +173,10 @@ class Studio:
         return Upload(image, _note((width, height), (self.shape[2], self.shape[1])), blur_width)
 
     def restore(self, seen: Observation, n: Any, seed: Any, **sampling: Any) -> Growth:
-        """Sharp images that a blurred one may have been."""
+        """Sharp images that a blurred one may have been; unless told otherwise as the process restores best."""
         n, seed = whole(n, "The number of versions", 2, MOST_IMAGES), whole(seed, "The seed")
         states = self.model.restoring(seen, n, seed, execution=self.execution, **sampling)
-        return Growth(self.process.with_sampling(**sampling).levels(seen.level), states)
+        return Growth(self.model.restoring_process(**sampling).levels(seen.level), states)
 
     def blurred(self, seed: Any, k: int) -> Tensor:
         """An image of the model itself, (C, H, W), blurred to level k: something to restore."""

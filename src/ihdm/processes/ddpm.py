@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ihdm.basis import Pixels
-from ihdm.constant import Constant
+from ihdm.constant import Constant, rows
 from ihdm.errors import UsageError
 from ihdm.likelihood import Row, discrete_nll
-from ihdm.noise import SeededNoise
+from ihdm.noise import InterpolatedNoise, SeededNoise
 from ihdm.processes.diagonal import Diagonal, EtaSteps
 from ihdm.processes.process import Network, Shape
 from ihdm.settings import setting
@@ -32,7 +32,7 @@ LARGEST_BETA = 0.999
 class DiffusionSettings:
     """The forward process."""
 
-    K: int = setting(1000, "number of levels", least=1, most=100_000)
+    K: int = setting(200, "number of levels; 1000 are usual", least=1, most=100_000)
     betas: Literal["linear", "cosine"] = setting("linear", "the schedule of the noise")
 
 
@@ -70,11 +70,11 @@ class DDPM(Diagonal):
         return torch.cat([torch.ones(1, dtype=torch.float64), (1 - beta).cumprod(0)])
 
     def alpha_at(self, k: Tensor, like: Tensor) -> Tensor:
-        return _like(self._alpha.like(like)[k], like)
+        return rows(self._alpha.like(like)[k], like)
 
     def sigma_at(self, k: Tensor, like: Tensor) -> Tensor:
         """Half of x's, in the scale of images."""
-        return _like(self._sigma.like(like)[k], like)
+        return rows(self._sigma.like(like)[k], like)
 
     def ratio(self, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
         return self.alpha_at(k, like) / self.alpha_at(j, like)
@@ -89,11 +89,11 @@ class DDPM(Diagonal):
 
     def predict(self, network: Network, u_k: Tensor, u_hat_k: Tensor, k: Tensor, j: Tensor) -> Tensor:
         """The mean of level j for the image that follows from the noise that the network sees in x_k."""
-        noise = self.sigma_at(k, u_k) * network(2 * u_k - 1, k)
+        noise = self.sigma_at(k, u_k) * network(2 * u_k - 1, k.expand(len(u_k)))
         u_0 = (u_k - noise - self.centre) / self.alpha_at(k, u_k) + self.centre
         return self._mean(u_0.clamp(0, 1) if self.sampling.clip else u_0, j)
 
-    def start(self, noise: SeededNoise) -> Tensor:
+    def start(self, noise: SeededNoise | InterpolatedNoise) -> Tensor:
         """x_K, a draw from N(0, I)."""
         return self.centre + noise(self.K + 1) / 2
 
@@ -136,7 +136,7 @@ class DiffusionBound:
         found, true = (process.jump(u_k, m_j, k, j, torch.zeros_like(u_k)) for m_j in (guess, process._mean(u_0, j)))
         sigma_k, sigma_j = process.sigma_at(k, u_0), process.sigma_at(j, u_0)
         posterior = sigma_j * (1 - (process.ratio(k, j, u_0) * sigma_j / sigma_k).square()).sqrt()
-        first = _like(k == 1, u_0)
+        first = (k == 1).view(-1, *[1] * (u_0.ndim - 1))
         spread = torch.where(first, sigma_k, posterior)
         divergence = ((true - found) / spread).square() / 2
         return torch.where(first, discrete_nll(u_0, found, spread), divergence).flatten(1).sum(1, keepdim=True)
@@ -149,8 +149,3 @@ class DiffusionBound:
         alpha_bar = self.process.alpha_bar[-1].to(u_0)
         squares = alpha_bar * (2 * u_0 - 1).square()
         return ((squares - alpha_bar - torch.log1p(-alpha_bar)) / 2).flatten(1).sum(1, keepdim=True)
-
-
-def _like(values: Tensor, u: Tensor) -> Tensor:
-    """One value for each sample of u, with ones added so that they go together."""
-    return values.view(-1, *[1] * (u.ndim - 1))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ihdm.basis import Basis
+from ihdm.constant import rows
 from ihdm.processes.process import Network, Process, Steps
 from ihdm.settings import setting
 
@@ -56,7 +57,7 @@ class Diagonal(Process):
         Half the ratio of the steps in log(alpha / sigma) (Lu et al. 2022, DPM-Solver++), times alpha_j / alpha_k; not
         at all in the first step, when i = k, and in the last.
         """
-        inner = ((i > k) & (j > 0)).view(-1, *[1] * (like.ndim - 1))
+        inner = rows((i > k) & (j > 0), like) > 0
         before, ahead = self._stride(i, k, like), self._stride(k, j, like)
         return torch.where(inner, ahead / before / (2 * self.ratio(k, j, like)), 0.0)
 
@@ -66,10 +67,22 @@ class Diagonal(Process):
 
     def step(self, network: Network, u_k: Tensor, k: Tensor, j: Tensor, eps: Tensor) -> Tensor:
         """From level k to level j by the exact posterior, eta = 1, or with less fresh noise."""
-        k, j = k.expand(len(u_k)), j.expand(len(u_k))
-        u_hat = self.basis.to_spectrum(u_k)
-        m_j = self.predict(network, u_k, u_hat, k, j)
-        return self.basis.from_spectrum(self.jump(u_hat, m_j, k, j, self.basis.to_spectrum(eps)))
+        return self._moved(network, u_k, k, j, eps)[0]
+
+    def _moved(
+        self, network: Network, u_k: Tensor, k: Tensor, j: Tensor, eps: Tensor, *last: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """u_j, and the prediction that it comes from. last: the level before k, and what was predicted there of k."""
+        k, j, u_hat = k.view(-1), j.view(-1), self.basis.to_spectrum(u_k)
+        m_j = ahead = self.predict(network, u_k, u_hat, k, j)
+        if last:
+            i, of_k = last
+            ahead = m_j + self.slope(i.view(-1), k, j, u_k) * (self._coarser(m_j, k, j) - of_k)
+        return self.basis.from_spectrum(self.jump(u_hat, ahead, k, j, self.basis.to_spectrum(eps))), m_j
+
+    def _coarser(self, m_j: Tensor, k: Tensor, j: Tensor) -> Tensor:
+        """m_k, from m_j."""
+        return self.centre + self.ratio(k, j, m_j) * (m_j - self.centre)
 
     def jump(self, u_hat: Tensor, m_j: Tensor, k: Tensor, j: Tensor, eps_hat: Tensor) -> Tensor:
         """u_hat_j = m_j + sqrt(sigma_j^2 - s^2) (u_hat_k - m_k) / sigma_k + s eps_hat, m_k being m_j blurred on to k.
@@ -78,10 +91,9 @@ class Diagonal(Process):
         its marginal if u_k has, and if m is right.
         """
         a, sigma_k, sigma_j = self.ratio(k, j, u_hat), self.sigma_at(k, u_hat), self.sigma_at(j, u_hat)
-        m_k = self.centre + a * (m_j - self.centre)
         s = self.sampling.eta * sigma_j * (1 - (a * sigma_j / sigma_k).square()).clamp_min(0).sqrt()
         kept = (sigma_j.square() - s.square()).clamp_min(0).sqrt() / sigma_k
-        return m_j + kept * (u_hat - m_k) + s * eps_hat
+        return m_j + kept * (u_hat - self._coarser(m_j, k, j)) + s * eps_hat
 
     @property
     def remembers(self) -> bool:
@@ -99,11 +111,5 @@ class Diagonal(Process):
         """One step; in second order the prediction goes on as it has changed since the last one, made at level i."""
         if not self.remembers:
             return self.step(network, state, k, j, eps)
-        u_k, last = state
-        i, k, j = (level.expand(len(u_k)) for level in (i, k, j))
-        u_hat = self.basis.to_spectrum(u_k)
-        m_j = self.predict(network, u_k, u_hat, k, j)
-        m_k = self.centre + self.ratio(k, j, u_k) * (m_j - self.centre)
-        ahead = m_j + self.slope(i, k, j, u_k) * (m_k - last)
-        u_j = self.basis.from_spectrum(self.jump(u_hat, ahead, k, j, self.basis.to_spectrum(eps)))
-        return torch.stack([u_j, m_j])
+        u_k, of_k = state
+        return torch.stack(self._moved(network, u_k, k, j, eps, i, of_k))

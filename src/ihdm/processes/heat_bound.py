@@ -15,6 +15,7 @@ from torch import Tensor
 from ihdm.constant import Constant
 from ihdm.errors import UsageError
 from ihdm.likelihood import ROUNDING, Row, discrete_nll, gaussian_kl, gaussian_nll, prior_term
+from ihdm.processes.linear import LEAST_SIGMA
 from ihdm.processes.process import Network
 from ihdm.processes.spectrum import rotate
 
@@ -37,8 +38,8 @@ class HeatBound:
 
     def __init__(self, process: InverseHeat, delta_ratio: Sequence[float] | None = None):
         ratios = sorted([process.sampling.delta_ratio] if delta_ratio is None else delta_ratio)
-        if process.sigma == 0:
-            raise UsageError("a model trained without noise (process.sigma=0) has no likelihood")
+        if process.sigma < LEAST_SIGMA:
+            raise UsageError(f"a model trained without noise (process.sigma={process.sigma:g}) has no likelihood")
         if not ratios or not all(1e-3 <= ratio <= 1e3 for ratio in ratios):
             raise UsageError(f"delta ratios go from 0.001 to 1000, not {', '.join(map(str, ratios)) or 'none'}")
         self.process, self.deltas = process, [ratio * process.sigma for ratio in ratios]

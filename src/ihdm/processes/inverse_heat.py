@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from ihdm.constant import Constant
+from ihdm.constant import Constant, rows
 from ihdm.errors import UsageError
 from ihdm.heat import GaussianFilter, GridLaplacian
-from ihdm.noise import SeededNoise
+from ihdm.noise import InterpolatedNoise, SeededNoise
 from ihdm.prior import Prior
 from ihdm.processes.diagonal import Diagonal
 from ihdm.processes.heat_bound import HeatBound
-from ihdm.processes.linear import LinearPredictor
+from ihdm.processes.linear import LEAST_SIGMA, LinearPredictor
 from ihdm.processes.process import Batches, Network, Shape, Steps, evenly, fitting
 from ihdm.processes.skip import IdentitySkip, LinearSkip, Skip
 from ihdm.processes.spectrum import Spectrum, guesses
@@ -58,7 +58,7 @@ class HeatSettings:
                 f"process.sigma_B_max ({self.sigma_B_max:g}) must be larger than "
                 f"process.sigma_B_min ({self.sigma_B_min:g})"
             )
-        if self.skip == "linear" and self.sigma < 1e-6:
+        if self.skip == "linear" and self.sigma < LEAST_SIGMA:
             raise UsageError("process.skip=linear needs process.sigma of at least 1e-6; below, use skip=identity")
         if self.skip == "linear" and self.blur == "gaussian":
             raise UsageError(
@@ -97,7 +97,7 @@ class InverseHeat(Diagonal):
 
     skip: how mu is made of the network, the paper's identity or the best linear predictor.
     prior: p(u_K); None: it cannot be started, only gone through.
-    spectra: the data's, as measured, or several guesses of it, the likeliest first.
+    spectra: the data's, as measured, or several guesses of it, of which exact steps take the first.
     filter: blurs instead of the heat equation, if given (App. C.6).
     hold: corrects predictions, such as by an image that is to be restored.
     """
@@ -180,7 +180,8 @@ class InverseHeat(Diagonal):
         t_K = float(settings.schedule(shape[1:]).t[-1])
         prior = Prior(laplacian, t_K, state["prior.coefficients"], filter)
         found = {name.removeprefix("spectrum."): state[name] for name in measured if name in state}
-        return cls._built(settings, sampling, laplacian, prior, Spectrum(**found) if found else None)
+        spectrum = Spectrum(**{name: tensor.double() for name, tensor in found.items()}) if found else None
+        return cls._built(settings, sampling, laplacian, prior, spectrum)
 
     @classmethod
     def _built(
@@ -234,17 +235,16 @@ class InverseHeat(Diagonal):
         return levels
 
     def with_sampling(self, **changes: Any) -> InverseHeat:
-        if changes.get("sampler") == "paper":
+        """Settings that go with one sampler only choose it, unless another is named."""
+        implied = [sampler for sampler, own in OWN.items() if set(own) & set(changes)]
+        sampler = changes.get("sampler", implied[0] if implied else self.sampling.sampler)
+        for other in implied:
+            if other != sampler:
+                names = ", ".join(name for name in OWN[other] if name in changes)
+                raise UsageError(f"{names} is for the sampler {other!r}, and this is {sampler!r}")
+        if sampler == "paper" and sampler != self.sampling.sampler:
             changes = {"steps": None} | changes  # the paper's steps are as many as there are levels
-        other = super().with_sampling(**changes)
-        for sampler, own in OWN.items():
-            given = [name for name in own if name in changes]
-            if given and other.sampling.sampler != sampler:
-                chosen = other.sampling.sampler
-                raise UsageError(
-                    f"{given[0]} is for the sampler {sampler!r}, and this is {chosen!r}; choose --sampler {sampler} too"
-                )
-        return other
+        return super().with_sampling(**changes | {"sampler": sampler} if changes else {})
 
     def mean(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
         """mu(u_k, k) (Eq. 4), held to what it is to be held to."""
@@ -257,7 +257,7 @@ class InverseHeat(Diagonal):
         """Alg. 2: u_prev = mu(u_k, k) + delta eps, or an exact step to any level."""
         if self.exact:
             return super().step(network, u_k, k, j, eps)
-        return self.mean(network, u_k, k.expand(len(u_k))) + self.delta * eps
+        return self.mean(network, u_k, k.view(-1)) + self.delta * eps
 
     def predict(self, network: Network, u_k: Tensor, u_hat_k: Tensor, k: Tensor, j: Tensor) -> Tensor:
         """m_j = E[F(t_j) u_0 | u_k] = exp((t_j - t_{k-1}) eigenvalues) mu, in the spectrum.
@@ -288,17 +288,17 @@ class InverseHeat(Diagonal):
 
     def sigma_at(self, k: Tensor, like: Tensor) -> Tensor:
         """The same at every level but 0, where the last step leaves no noise."""
-        return (self.sigma * (k > 0)).to(like).view(-1, *[1] * (like.ndim - 1))
+        return rows(self.sigma * (k > 0), like)
 
     def slope(self, i: Tensor, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
         """Half the ratio of the steps, times alpha_j / alpha_k up to a limit; none in the first step and the last.
 
         Steps are counted in levels, that is, in log t: over that, predictions change evenly.
         """
-        t, shape = self._t.like(like), (-1, *[1] * (like.ndim - 1))
+        t = self._t.like(like)
         ahead = torch.where((i > k) & (j > 0), (k - j) / (i - k).clamp_min(1) / 2, 0.0)
-        growth = torch.exp(((t[j] - t[k]).view(shape) * self.laplacian.eigenvalues_like(like)).clamp_max(AHEAD))
-        return ahead.to(like).view(shape) * growth
+        growth = (rows(t[j] - t[k], like) * self.laplacian.eigenvalues_like(like)).clamp_max(AHEAD).exp()
+        return rows(ahead, like) * growth
 
     @property
     def remembers(self) -> bool:
@@ -306,7 +306,7 @@ class InverseHeat(Diagonal):
 
     # Where it starts
 
-    def start(self, noise: SeededNoise) -> Tensor:
+    def start(self, noise: SeededNoise | InterpolatedNoise) -> Tensor:
         """u_K = F(t_K) u_0 + noise, u_0 a training image of each row's own choice."""
         return self.near(noise.choice(len(self.prior)), noise(self.K + 1))
 
@@ -317,7 +317,7 @@ class InverseHeat(Diagonal):
     def between(self, one: SeededNoise, other: SeededNoise, weight: Tensor) -> Tensor:
         """Blurred starts are interpolated linearly."""
         start, end = self.start(one), self.start(other)
-        return torch.lerp(start, end, weight.to(start).view(-1, *[1] * (start.ndim - 1)))
+        return torch.lerp(start, end, rows(weight, start))
 
     def guided(self, hold: Hold) -> InverseHeat:
         """The same, held to something at every step."""
@@ -380,8 +380,8 @@ def _check_sampler(sampling: HeatSampling, K: int, sigma: float, heat: bool) -> 
             f"(--set sampling.steps=auto), or for {sampling.steps} take exact ones "
             f"(--sampler exact, --set sampling.sampler=exact)"
         )
-    if sampling.sampler == "exact" and (sigma == 0 or not heat):
-        why = "noise (process.sigma > 0)" if heat else "the heat equation (process.blur=heat)"
+    if sampling.sampler == "exact" and (sigma < LEAST_SIGMA or not heat):
+        why = "noise (process.sigma of 1e-6 or more)" if heat else "the heat equation (process.blur=heat)"
         raise UsageError(
             f"exact steps need {why}; "
             f"take the paper's (--sampler paper, or --set sampling.sampler=paper sampling.steps=auto)"

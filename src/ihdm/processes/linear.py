@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ihdm.constant import Constant
+from ihdm.constant import Constant, rows
 from ihdm.heat import GridLaplacian
 from ihdm.processes.spectrum import Spectrum, rotate
 from ihdm.schedule import Schedule
 
+LEAST_SIGMA = 1e-6  # less noise, and linear prediction, exact steps and bounds divide by nothing in float32
 TINY = 1e-12  # of images that are all alike nothing is left to predict
 
 
@@ -59,7 +60,7 @@ class LinearPredictor:
 
     def rms_error(self, k: Tensor, like: Tensor) -> Tensor:
         """c_k, the root mean square error of predicting level k - 1, to go with `like`."""
-        return self._c.like(like)[k].clamp_min(TINY).view(-1, *[1] * (like.ndim - 1))
+        return rows(self._c.like(like)[k].clamp_min(TINY), like)
 
     def _rms_error(self, t_fine: Tensor, t_coarse: Tensor) -> float:
         fine, coarse = (torch.exp(t * self.laplacian.eigenvalues) for t in (t_fine, t_coarse))

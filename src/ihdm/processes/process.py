@@ -133,12 +133,12 @@ class Process(ABC):
         """From level k to level j < k, with noise eps."""
 
     @abstractmethod
-    def start(self, noise: SeededNoise) -> Tensor:
+    def start(self, noise: SeededNoise | InterpolatedNoise) -> Tensor:
         """u_K, drawn from the prior; `noise.choice` for what is picked, `noise(K + 1)` for its noise."""
 
     def between(self, one: SeededNoise, other: SeededNoise, weight: Tensor) -> Tensor:
         """u_K from one start (weight 0) to another (weight 1)."""
-        return self.start(InterpolatedNoise(one, other, weight))  # type: ignore[arg-type]
+        return self.start(InterpolatedNoise(one, other, weight))
 
     def begin(self, u: Tensor) -> Tensor:
         """What goes along a chain that starts in u: u alone, unless steps remember the one before."""
@@ -226,6 +226,8 @@ def fitting(state: Mapping[str, Tensor], expected: Mapping[str, tuple[int | None
             raise ValueError(f"{name} is not expected")
         shape = expected[name]
         wrong = len(shape) != tensor.ndim or any(n is not None and n != m for n, m in zip(shape, tensor.shape))
+        if not wrong and tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ValueError(f"{name} has values that are not numbers")
         if wrong or not tensor.is_floating_point():
             words = "x".join("any" if n is None else str(n) for n in shape)
             raise ValueError(f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, not of {words}")

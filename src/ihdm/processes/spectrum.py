@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -54,7 +55,7 @@ def guesses(prior: Prior) -> list[Spectrum]:
     known = prior.kept & (decay > LEAST_DECAY)
     u_hat = prior.coefficients.cpu().double()[..., known[prior.kept]] / decay[known]
     mean, power = torch.zeros(2, channels, *laplacian.grid, dtype=torch.float64)
-    power -= 1 / laplacian.eigenvalues.clamp_max(laplacian.eigenvalues.flatten()[1:].max())
+    power -= 1 / laplacian.eigenvalues.clamp_max(-((math.pi / max(laplacian.grid)) ** 2))  # brightness as the lowest
     mean[:, known], axes = u_hat.mean(0), torch.eye(channels, dtype=torch.float64)
     variance = u_hat.var(0, correction=0)
     return [Spectrum(mean, axes, (factor * power).masked_scatter(known, variance)) for factor in FACTORS]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ihdm.noise import BranchingNoise
 from ihdm.plots import figure
-from ihdm.studies.lab import PAPER, Findings, Lab, blurring
+from ihdm.studies.lab import Findings, Lab, blurring
 
 SPLITS = (0.85, 0.55, 0.3)  # of K
 HALF, APART = 0.43, 2.0  # half a drawn image, and columns of them, in units of their distance
@@ -16,7 +16,7 @@ TREES = 8  # that the distances are averaged over; the first is drawn
 
 def study(lab: Lab) -> Findings:
     schedule = blurring(lab.model().process).schedule
-    model = lab.model().sampled(**PAPER)
+    model = lab.paper_model()
     K, leaves = model.process.K, 2 ** len(SPLITS)
     splits = [max(1, round(share * K)) for share in SPLITS]
     wanted = [K, *splits, 0]

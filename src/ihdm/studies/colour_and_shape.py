@@ -8,13 +8,13 @@ from torch import Tensor
 from ihdm.noise import SeededNoise
 from ihdm.plots import figure, tiles
 from ihdm.sampler import last
-from ihdm.studies.lab import PAPER, Findings, Lab
+from ihdm.studies.lab import Findings, Lab
 
 SIDE, SHOWN = 8, 6
 
 
 def study(lab: Lab) -> Findings:
-    model = lab.model().sampled(**PAPER)
+    model = lab.paper_model()
     noises, starts = (
         axis.flatten().to(lab.device) for axis in torch.meshgrid(*2 * [torch.arange(SIDE)], indexing="ij")
     )

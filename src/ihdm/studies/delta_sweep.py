@@ -8,7 +8,7 @@ from ihdm.data import evenly_spaced
 from ihdm.evaluation import likelihood
 from ihdm.likelihood import bits_per_dimension
 from ihdm.plots import figure, tiles
-from ihdm.studies.lab import PAPER, Findings, Lab
+from ihdm.studies.lab import Findings, Lab
 
 SHOWN = (0.0, 0.5, 1.0, 1.25, 1.5, 2.0)
 RATIOS = (0.9, 1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4)
@@ -16,7 +16,7 @@ COLUMNS = 10
 
 
 def study(lab: Lab) -> Findings:
-    model = lab.model().sampled(**PAPER)
+    model = lab.paper_model()
     samples, explained, levels = (200, 60, 10) if lab.quick else (10_000, 1000, 40)
     rows = [model.sample(COLUMNS, lab.seed, delta_ratio=ratio, execution=lab.execution) for ratio in SHOWN]
     held_out = lab.images.held_out[evenly_spaced(len(lab.images.held_out), explained)]

@@ -17,7 +17,7 @@ ORDERS = {1: "first order", 2: "second order"}
 
 
 def study(lab: Lab) -> Findings:
-    model = lab.model()
+    model = lab.paper_model()
     K, count = model.process.K, 200 if lab.quick else 10_000
     fewer = list(dict.fromkeys(max(1, K // divisor) for divisor in DIVISORS))
     ways: dict[str, dict[str, Any]] = {"paper": PAPER}

@@ -9,7 +9,7 @@ from ihdm.data import evenly_spaced
 from ihdm.model import Model
 from ihdm.pixels import to_unit
 from ihdm.plots import figure, signed_tiles
-from ihdm.studies.lab import PAPER, Findings, Lab
+from ihdm.studies.lab import Findings, Lab
 
 SHARES = (0.05, 0.3, 0.6, 0.95)  # of K
 IMAGES = 8
@@ -17,8 +17,8 @@ RADIUS = 0.15  # of the longer side
 
 
 def study(lab: Lab) -> Findings:
-    unclipped = lab.trained(*lab.diffusion, "sampling.clip=false")  # a clipped pixel has no gradient
-    models = {"inverse heat": lab.model().sampled(**PAPER), "DDPM": unclipped}
+    heat = lab.paper_model()
+    models = {"inverse heat": heat, "DDPM": lab.trained(*lab.diffusion, "sampling.clip=false")}  # clipped: no gradient
     u_0 = to_unit(lab.images.train[evenly_spaced(len(lab.images.train), IMAGES)]).to(lab.device)
     gradients, local = {}, {}
     for name, model in models.items():

@@ -9,14 +9,14 @@ from ihdm.model import Model
 from ihdm.noise import InterpolatedNoise, SeededNoise
 from ihdm.plots import figure, tiles
 from ihdm.sampler import last
-from ihdm.studies.lab import PAPER, Findings, Lab
+from ihdm.studies.lab import Findings, Lab
 
 PAIRS, STEPS, SHOWN = 6, 25, 9
 
 
 def study(lab: Lab) -> Findings:
-    diffusion = lab.trained(*lab.diffusion)
-    models = {"inverse heat": lab.model().sampled(**PAPER), "DDPM": diffusion, "DDIM": diffusion.sampled(eta=0.0)}
+    heat, diffusion = lab.paper_model(), lab.trained(*lab.diffusion)
+    models = {"inverse heat": heat, "DDPM": diffusion, "DDIM": diffusion.sampled(eta=0.0)}
     strips = {name: [_between(lab, model, pair) for pair in range(PAIRS)] for name, model in models.items()}
     roughness = {name: [_roughness(strip) for strip in found] for name, found in strips.items()}
     mean = {name: sum(values) / PAIRS for name, values in roughness.items()}

@@ -142,6 +142,12 @@ class Lab:
             return self._given
         return self.trained(*settings, images=images)
 
+    def paper_model(self) -> Model:
+        """The model by the paper's steps, however it is sampled by itself; refused if it is not one of blur."""
+        model = self.model()
+        blurring(model.process)
+        return model.sampled(**PAPER)
+
     def trained(self, *settings: str, images: ImageSet | None = None) -> Model:
         """A model with the settings; it samples as they say, however it was sampled in training."""
         found = Model.from_pretrained(self.run(*settings, images=images) / "model")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from ihdm.plots import figure, tiles
-from ihdm.studies.lab import PAPER, Findings, Lab
+from ihdm.studies.lab import Findings, Lab
 
 STARTS, EACH = 4, 12
 
 
 def study(lab: Lab) -> Findings:
-    model = lab.model().sampled(**PAPER)
+    model = lab.paper_model()
     seeds = range(lab.seed, lab.seed + STARTS)
     rows = [model.sample(EACH, seed, same_start=True, execution=lab.execution) for seed in seeds]
     free = model.sample(STARTS * EACH, lab.seed, execution=lab.execution)

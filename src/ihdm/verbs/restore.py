@@ -59,12 +59,11 @@ def restore(
     from ihdm import pictures
     from ihdm.engine import choose_device, keep_freed_memory, placed
     from ihdm.model import Model
-    from ihdm.processes import restoring
 
     keep_freed_memory()
     place = choose_device(computing.device)
     loaded = Model.from_pretrained(model)
-    restoring(loaded.sampled(**sampling.changes()).process)  # refuses what cannot be
+    loaded.restoring_process(**sampling.changes())  # refuses what cannot be
     given, own_width = _read(image, loaded.config.shape, resize)
     if own_width is not None and width is not None:
         raise UsageError("--blur-width is for images of the model's size; that of a smaller one follows from its size")

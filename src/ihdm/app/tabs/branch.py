@@ -48,7 +48,7 @@ def tab(studio: Studio) -> None:
         with gr.Column(scale=1, min_width=280):
             first = seed()
             grow = gr.Button("1. Grow one picture", variant="primary")
-            stop = gr.Slider(0, 100, 30, step=1, label="Stop on the way, at so many percent")
+            stop = gr.Slider(0, 100, 30, step=1, label="Stop at this percentage of the way")
             part = gr.Button("2. Show its futures", variant="primary")
             bench = Bench.build()
         with gr.Column(scale=2, min_width=300):

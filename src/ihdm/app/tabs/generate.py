@@ -25,7 +25,7 @@ pinch of chance, until there is a picture that nobody has drawn. **Move the slid
 
 def tab(studio: Studio) -> None:
     lead(TEXT)
-    how, usual = sampling_row(studio), min(studio.steps, MOST - 1)
+    how, usual = sampling_row(studio.process, studio.process), min(studio.steps, MOST - 1)
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
             number = gr.Slider(1, MOST_IMAGES, studio.usual, step=1, label="How many pictures")

@@ -34,7 +34,7 @@ def tab(studio: Studio) -> None:
     process = studio.process
     widest = round(restoring(process).schedule.sigma_B_max / 2, 1)
     lead(TEXT)
-    how = sampling_row(studio)
+    how = sampling_row(process, studio.model.restoring_process())
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
             file = gr.File(

@@ -7,8 +7,8 @@ from typing import Any
 import gradio as gr
 
 from ihdm.app.job import QUIET
-from ihdm.app.studio import Studio
 from ihdm.app.ways import RANDOMNESS, SAMPLER, STEPS, Way, most, own_way, ways
+from ihdm.processes import Process
 
 NAMES = {"paper": "The paper's", "exact": "Exact"}
 KINDS = "The paper's go through every level; exact ones may be few."
@@ -18,19 +18,21 @@ ABOUT = {
 }
 
 
-def sampling_row(studio: Studio) -> dict[str, Any]:
-    """The fields, by the setting that each is for; none for settings that the process does not have."""
-    process, known = studio.process, ways(studio.process)
-    own, usual = own_way(process), process.sampling
+def sampling_row(process: Process, first: Process) -> dict[str, Any]:
+    """The fields, by the setting that each is for; none for settings that the process does not have.
+
+    first: the process with the sampling that the fields start at; other kinds of steps start at the process's own.
+    """
+    known, start, usual = ways(process), own_way(first), first.sampling
     offered = {name for way in known for name in way.free}
     fields: dict[str, Any] = {}
     with gr.Row(visible=bool(offered)):
         if len(known) > 1:
             choices = [(NAMES.get(way.sampler, way.sampler), way.sampler) for way in known]
-            fields[SAMPLER] = gr.Radio(choices, value=own.sampler, label="Kind of steps", info=KINDS, min_width=260)
+            fields[SAMPLER] = gr.Radio(choices, value=start.sampler, label="Kind of steps", info=KINDS, min_width=260)
         if STEPS in offered:
             fields[STEPS] = gr.Slider(
-                1, process.K, step=1, label="Number of steps", min_width=260, **_steps(studio, own)
+                1, process.K, step=1, label="Number of steps", min_width=260, **_steps(first, start)
             )
         for name in (name for name in RANDOMNESS if name in offered):
             fields[name] = gr.Slider(
@@ -40,7 +42,7 @@ def sampling_row(studio: Studio) -> dict[str, Any]:
                 step=0.05,
                 label="Randomness",
                 info=f"{ABOUT[name]} Usual: {getattr(usual, name):g}.",
-                visible=name in own.free,
+                visible=name in start.free,
                 min_width=260,
             )
     if SAMPLER in fields:
@@ -48,8 +50,9 @@ def sampling_row(studio: Studio) -> dict[str, Any]:
 
         def changed(sampler: str) -> list[Any]:
             way = next(way for way in known if way.sampler == sampler)
+            shown = first if way.sampler == start.sampler else process
             return [
-                gr.update(**_steps(studio, way)) if name == STEPS else gr.update(visible=name in way.free)
+                gr.update(**_steps(shown, way)) if name == STEPS else gr.update(visible=name in way.free)
                 for name in others
             ]
 
@@ -57,10 +60,10 @@ def sampling_row(studio: Studio) -> dict[str, Any]:
     return fields
 
 
-def _steps(studio: Studio, way: Way) -> dict[str, Any]:
+def _steps(process: Process, way: Way) -> dict[str, Any]:
     """The slider of steps, which cannot be moved where their number is given."""
-    K = studio.process.K
+    K = process.K
     if STEPS not in way.free:
         return {"value": K, "interactive": False, "info": f"Always {K} of this kind: one for each level."}
     info = f"Few are fast. At most {K}: one for each level."
-    return {"value": studio.process.sampling.steps or K, "interactive": True, "info": info}
+    return {"value": process.sampling.steps or K, "interactive": True, "info": info}
