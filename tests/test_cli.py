@@ -331,6 +331,13 @@ def test_restore_replaces_its_own_results_and_nothing_else(model, tiny_images, t
             main(["restore", model, *words])
         assert stopped.value.code == 2 and "other files in it" in capsys.readouterr().err
     assert Path("input.png").read_bytes() == before
+    main(["sample", model, "--n", "12", "--out", "pics"])
+    Path("out/00.png").write_bytes(before)  # by another hand, under a name of ours
+    for out, files in (("pics", 12), ("out", 3)):
+        with pytest.raises(SystemExit) as stopped:
+            main(["restore", model, "input.png", "--blur-width", "1", "--n", "1", "--out", out])
+        assert stopped.value.code == 2 and "other files in it" in capsys.readouterr().err
+        assert len(list(Path(out).iterdir())) == files
     with pytest.raises(SystemExit):
         main(["restore", model, "nowhere.png", "--out", "new"])
     assert "there is no file nowhere.png" in capsys.readouterr().err and not Path("new").exists()

@@ -344,24 +344,57 @@ def test_steps_without_a_finite_gradient_change_nothing_and_are_counted(tiny_con
     assert sum(line.get("skipped_steps", 0) for line in log(trainer.run)) == 2
 
 
+@pytest.mark.accident("a user's own files", "in model folders and checkpoints; they stay")
+def test_files_of_a_users_own_stay_where_they_are(tiny_config, tiny_images, tmp_path):
+    trainer = Trainer(tiny_config.with_settings(["trainer.steps=2", "trainer.keep=1"]), tiny_images, tmp_path / "run")
+    trainer.train()
+    model, first = tmp_path / "run" / "model", checkpoint.saved(tmp_path / "run" / "checkpoints")[-1]
+    (model / "samples").mkdir()
+    for file in (model / "notes.txt", model / "samples" / "best.png", first / "why.txt"):
+        file.write_text(file.name)
+    weights = (model / "model.safetensors").read_bytes()
+    Trainer(tiny_config.with_settings(["trainer.steps=8", "trainer.keep=1"]), tiny_images, tmp_path / "run").train()
+    assert (model / "model.safetensors").read_bytes() != weights
+    for file in (model / "notes.txt", model / "samples" / "best.png", first / "why.txt"):
+        assert file.read_text() == file.name
+    assert [int(path.name[5:]) for path in checkpoint.saved(first.parent)] == [2, 8]
+
+
+@pytest.mark.accident("a link in place of RUN/model", "saves go where it leads")
+def test_a_model_folder_may_be_a_link(tiny_config, tiny_images, tmp_path):
+    train(tiny_config.with_settings(["trainer.steps=2"]), tiny_images, tmp_path / "run")
+    (tmp_path / "large disk").mkdir()
+    (tmp_path / "run" / "model").rename(tmp_path / "large disk" / "model")
+    (tmp_path / "run" / "model").symlink_to(tmp_path / "large disk" / "model")
+    train(tiny_config, tiny_images, tmp_path / "run")
+    assert (tmp_path / "run" / "model").is_symlink()
+    assert Model.from_pretrained(tmp_path / "large disk" / "model").config.steps == tiny_config.trainer.steps
+
+
+@pytest.mark.parametrize("name", ["model", "checkpoints", "samples", "log.jsonl"])
+def test_a_file_in_place_of_a_folder_is_refused_before_work_starts(name, tiny_config, tiny_images, tmp_path):
+    train(tiny_config, tiny_images, tmp_path / "run")
+    there = tmp_path / "run" / name
+    there.rename(tmp_path / "away")
+    there.mkdir() if there.suffix else there.write_text("mine")
+    with pytest.raises(UsageError, match=f"{name} is a .* move it away"):
+        Trainer(tiny_config.with_settings(["trainer.steps=9"]), tiny_images, tmp_path / "run")
+    assert there.is_dir() or there.read_text() == "mine"
+
+
+def test_a_file_that_takes_the_models_place_during_a_run_is_left_alone(tiny_config, tiny_images, tmp_path):
+    trainer = Trainer(tiny_config, tiny_images, tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model").write_text("mine")
+    with pytest.raises(IhdmError, match="is a file where a folder is to be written"):
+        trainer.train()
+    assert (tmp_path / "run" / "model").read_text() == "mine"
+
+
 def test_without_held_out_images_training_works(tiny_config, tiny_images, tmp_path):
     alone = type(tiny_images)("blob", tiny_images.train[:1], tiny_images.held_out[:0])
     lines = log(train(tiny_config, alone, tmp_path / "run").run)
     assert lines and not any("held_out_loss" in line for line in lines)
-
-
-@pytest.mark.accident("a write that broke off", "in a folder; the old one stays whole")
-def test_a_half_written_folder_never_takes_the_place_of_a_whole_one(tmp_path):
-    target = tmp_path / "model"
-    with checkpoint.replaced_folder(target) as folder:
-        (folder / "a").write_text("old")
-    with pytest.raises(RuntimeError), checkpoint.replaced_folder(target) as folder:
-        (folder / "a").write_text("new")
-        raise RuntimeError
-    assert (target / "a").read_text() == "old"
-    with checkpoint.replaced_folder(target) as folder:
-        (folder / "b").write_text("new")
-    assert [path.name for path in target.iterdir()] == ["b"]
 
 
 @pytest.mark.parametrize("parts", [2, 3, 8])

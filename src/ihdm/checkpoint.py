@@ -1,14 +1,11 @@
-"""State on disk: folders that are whole or not there, whenever the process dies; tensors and JSON only."""
+"""The state of a training run on the disk: tensors and JSON only, sizes and checksums in a manifest."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from ihdm.disk import replaced_folder
 from ihdm.errors import IhdmError
 from ihdm.sharding import divided_like, whole
 
@@ -60,7 +58,10 @@ class Snapshot:
 
 
 def save(root: Path, snapshot: Snapshot, keep: int, keep_every: int = 0) -> Path:
-    """Write step-N under `root`, then delete all but the last `keep` and those of every `keep_every` steps."""
+    """Write step-N under `root`, then delete all but the last `keep` and those of every `keep_every` steps.
+
+    One with files of somebody else's in it is kept too.
+    """
     path = root / f"step-{snapshot.step:08d}"
     with replaced_folder(path) as folder:
         for name, tensors in snapshot.files.items():
@@ -71,7 +72,8 @@ def save(root: Path, snapshot: Snapshot, keep: int, keep_every: int = 0) -> Path
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     past = [old for old in saved(root) if _step(old) <= snapshot.step]  # a later one, damaged, is for the user to judge
     for old in past[:-keep]:
-        if not keep_every or _step(old) % keep_every:
+        ours = {path.name for path in old.iterdir()} <= {MANIFEST, *snapshot.files}
+        if ours and (not keep_every or _step(old) % keep_every):
             shutil.rmtree(old)
     return path
 
@@ -132,39 +134,6 @@ def _checked_places(found: Any) -> list[list[int]] | None:
     if len({len(row) for row in found}) != 1 or not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
         raise ValueError(f"its {MANIFEST} does not tell places in a stream")
     return found
-
-
-@contextlib.contextmanager
-def replaced_folder(path: Path) -> Iterator[Path]:
-    """A folder to write into, which takes the place of `path` once it is complete and on the disk."""
-    fresh, stale = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
-    for leftover in (fresh, stale):
-        shutil.rmtree(leftover, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    try:
-        yield fresh
-        for file in fresh.rglob("*"):
-            _flush(file)
-        _flush(fresh)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)  # so that a full disk has room again
-        raise
-    if path.exists():
-        path.rename(stale)
-    fresh.rename(path)
-    _flush(path.parent)
-    shutil.rmtree(stale, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    """Wait until a file, or the list of names in a folder, is on the disk."""
-    if os.name == "nt" and path.is_dir():
-        return  # Windows cannot, and need not
-    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _seal(path: Path) -> dict[str, Any]:

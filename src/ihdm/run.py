@@ -18,6 +18,7 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 from ihdm.config import Config, config_from_toml, differences, read_text
+from ihdm.disk import replaced_text
 from ihdm.errors import IhdmError, UsageError
 
 # Settings that may change between one part of a run and the next.
@@ -72,9 +73,14 @@ def locked(run: Path) -> Iterator[None]:
 
 def _check_writable(run: Path, option: str) -> None:
     """Refuse a folder that cannot be written to, or cannot be made, before hours are spent on it."""
-    places = run, *(run / name for name in ("checkpoints", "model", "config.toml", "log.jsonl"))
-    for place in places:
-        present = next((path for path in (place, *place.absolute().parents) if path.exists()), place)
+    folders = [run / name for name in ("checkpoints", "model", "samples", "tensorboard")]
+    for place in (run, *folders, run / "config.toml", run / "log.jsonl"):
+        if place.exists() and place.is_dir() != (place in (run, *folders)):
+            raise UsageError(
+                f"{place} is a {'folder' if place.is_dir() else 'file'}, and the run needs that name for a "
+                f"{'file' if place.is_dir() else 'folder'}; move it away, or give another folder with {option}"
+            )
+        present = next((path for path in (place, *place.resolve().parents) if path.exists()), place)
         if not os.access(present, os.W_OK | (os.X_OK if present.is_dir() else 0)):
             raise IhdmError(
                 f"{run} cannot be written to: {present} is read-only for this user; change its permissions, or give "
@@ -88,16 +94,6 @@ def _lock_file(run: Path) -> TextIO:
         return (run / ".lock").open("w")
     except OSError as error:
         raise IhdmError(f"{run} cannot be written to ({error}); give another folder") from error
-
-
-def replaced_text(path: Path, text: str) -> None:
-    """Write a file that is whole, the old or the new, whenever the process dies."""
-    fresh = path.with_name(f".{path.name}.new")
-    with fresh.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
 
 
 class Log:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import math
 import os
 import sys
@@ -28,6 +29,7 @@ from ihdm.config import Config, config_from_toml, config_to_toml, read_text
 from ihdm.data import Images, ImageSet, unit_batches
 from ihdm.data.batches import Batches
 from ihdm.data.streamed import StreamedBatches
+from ihdm.disk import replaced_folder, replaced_text
 from ihdm.engine import choose_device, choose_precision, inference
 from ihdm.errors import IhdmError, UsageError
 from ihdm.execution import Execution
@@ -35,13 +37,14 @@ from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.noise import Purpose, mix_seed
 from ihdm.optimisation import learning_rate
-from ihdm.run import Log, check_run, locked, replaced_text
+from ihdm.run import Log, check_run, locked
 from ihdm.stopping import stop_requests
 from ihdm.training import Training
 from ihdm.workers import meet
 from ihdm.writer import Writer
 
 FEEDING_A_GPU = 4  # processes that read a stream fast enough for the CIFAR-10 model on an H200 (docs/reliability.md)
+FULL = {errno.ENOSPC, errno.EDQUOT}  # a disk, or one's share of it
 
 
 class Trainer:
@@ -295,7 +298,7 @@ class Trainer:
 
 
 def _write_model(run: Path, model: Model) -> None:
-    with checkpoint.replaced_folder(run / "model") as folder:
+    with replaced_folder(run / "model") as folder:
         model.save_pretrained(folder)
 
 
@@ -305,9 +308,10 @@ def _room_advice(run: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
+        full = getattr(error, "errno", None) in FULL or "No space left" in str(error)
         raise IhdmError(
-            f"{run} could not be written to ({error}); what was saved before is intact. Make room, and the same "
-            f"command goes on from there"
+            f"{run} could not be written to ({error}); what was saved before is intact. "
+            f"{'Make room' if full else 'Mend that'}, and the same command goes on from there"
         ) from error
 
 

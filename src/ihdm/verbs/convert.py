@@ -34,9 +34,9 @@ def convert(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} exists; give the name of a new folder for the model")
     check_folder(out.absolute().parent)
-    from ihdm.checkpoint import replaced_folder
     from ihdm.convert import convert, differing, fitting, read_checkpoint
     from ihdm.data import load_images
+    from ihdm.disk import replaced_folder
     from ihdm.engine import keep_freed_memory
 
     keep_freed_memory()

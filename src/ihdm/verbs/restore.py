@@ -21,9 +21,11 @@ from ihdm.verbs.words import (
 )
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torch import Tensor
 
 COLUMNS = 8  # of samples in a picture
+MARK = "ihdm restore"
 MUCH = 3  # of 255: such a difference between the image and what was made of it is more than rounding
 
 
@@ -91,23 +93,44 @@ def restore(
         )
     for path in earlier:
         path.unlink()
-    pictures.plain(given).save(out / "input.png")
+    _save(pictures.plain(given), out / "input.png")
     for i, sample in enumerate(found.images):
-        pictures.plain(sample).save(out / f"{i:02d}.png")
+        _save(pictures.plain(sample), out / f"{i:02d}.png")
     parts = {"input": given[None], "samples": found.images, "mean": found.mean[None]}
     parts |= {"spread": found.spread[None] * 2}  # of values in [0, 1] it is at most a half
     pages = [pictures.grid(some, min(len(some), COLUMNS), caption) for caption, some in parts.items()]
-    pictures.beside(*pages).save(out / "restored.png")
+    _save(pictures.beside(*pages), out / "restored.png")
     print(out / "restored.png")
 
 
 def _earlier(out: Path, image: Path) -> list[Path]:
     """What this command wrote to the folder before; refuse a folder with anything else in it, such as the image."""
     there = sorted(out.iterdir()) if out.is_dir() else []
-    ours = all(re.fullmatch(r"(input|restored|\d\d+)\.png", path.name) for path in there)
-    if not ours or image.resolve() in [path.resolve() for path in there]:
+    if not all(map(_is_ours, there)) or image.resolve() in [path.resolve() for path in there]:
         raise UsageError(f"--out takes a new folder, or one with earlier results alone; {out} has other files in it")
     return there
+
+
+def _save(picture: Image, path: Path) -> None:
+    """With a note that it is a result of this command, and may be replaced by another."""
+    from PIL.PngImagePlugin import PngInfo
+
+    note = PngInfo()
+    note.add_text("Software", MARK)
+    picture.save(path, pnginfo=note)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether this command wrote a file: by its name, and by the note in it."""
+    from PIL.Image import open as opened
+
+    if not path.is_file() or not re.fullmatch(r"(input|restored|\d\d+)\.png", path.name):
+        return False
+    try:
+        with opened(path, formats=["PNG"]) as picture:
+            return bool(picture.info.get("Software") == MARK)
+    except (OSError, SyntaxError, ValueError):  # as Pillow has it, of damaged files
+        return False
 
 
 def _pixels(word: str) -> float | None:

@@ -1,0 +1,85 @@
+"""Files and folders that are whole or not there, whenever the process dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from ihdm.errors import IhdmError
+
+
+@contextlib.contextmanager
+def replaced_folder(path: Path) -> Iterator[Path]:
+    """A folder to write into, which takes the place of `path` once it is complete and on the disk.
+
+    A link is followed. What others have put into the folder that was there goes into the new one.
+    """
+    path = path.resolve()
+    if path.exists() and not path.is_dir():
+        raise IhdmError(f"{path} is a file where a folder is to be written; move it away")
+    fresh, stale = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
+    if stale.exists() and not path.exists():  # the process died between the two renames below
+        stale.rename(path)
+    for leftover in (fresh, stale):
+        shutil.rmtree(leftover, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    try:
+        yield fresh
+        if path.exists():
+            _carry_over(path, fresh)
+        for file in fresh.rglob("*"):
+            if not file.is_symlink():
+                _flush(file)
+        _flush(fresh)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)  # so that a full disk has room again
+        raise
+    if path.exists():
+        path.rename(stale)
+    fresh.rename(path)
+    _flush(path.parent)
+    shutil.rmtree(stale, ignore_errors=True)
+
+
+def replaced_text(path: Path, text: str) -> None:
+    """Write a file that is whole, the old or the new."""
+    fresh = path.with_name(f".{path.name}.new")
+    with fresh.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)
+
+
+def _carry_over(old: Path, new: Path) -> None:
+    """Whatever has no namesake in the new folder goes there too; nothing in the old one changes."""
+    for entry in old.iterdir():
+        target = new / entry.name
+        if os.path.lexists(target):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.copytree(entry, target, symlinks=True, copy_function=_linked)
+        else:
+            _linked(entry, target)
+
+
+def _linked(source: str | Path, target: str | Path) -> None:
+    """The same file under a second name or, where a file system has no such names, a copy."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, is on the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # Windows cannot, and need not
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ihdm.disk import replaced_folder
+from ihdm.errors import IhdmError
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.accident("a write that broke off", "in a folder; the old one stays whole")
+def test_a_half_written_folder_never_takes_the_place_of_a_whole_one(tmp_path):
+    target = tmp_path / "model"
+    with replaced_folder(target) as folder:
+        (folder / "a").write_text("old")
+    with pytest.raises(RuntimeError), replaced_folder(target) as folder:
+        (folder / "a").write_text("new")
+        raise RuntimeError
+    assert contents(target) == {"a": "old"}
+    with replaced_folder(target) as folder:
+        (folder / "a").write_text("new")
+    assert contents(tmp_path) == {"model/a": "new"}
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_others_put_into_a_folder_goes_on_to_the_next(links, tmp_path, monkeypatch):
+    if not links:
+        monkeypatch.setattr("os.link", lambda *_, **__: (_ for _ in ()).throw(OSError("no such names here")))
+    target = tmp_path / "model"
+    with replaced_folder(target) as folder:
+        (folder / "a").write_text("old")
+    (target / "notes").mkdir()
+    (target / "notes" / "why").write_text("mine")
+    (target / "nowhere").symlink_to("gone")
+    for _ in range(2):
+        with replaced_folder(target) as folder:
+            (folder / "a").write_text("new")
+    assert contents(target) == {"a": "new", "notes/why": "mine"}
+    assert (target / "nowhere").is_symlink()
+
+
+@pytest.mark.accident("killed between two renames", "the folder that was there comes back, and is then replaced")
+def test_a_folder_without_a_successor_comes_back(tmp_path):
+    target = tmp_path / "model"
+    with replaced_folder(target) as folder:
+        (folder / "a").write_text("old")
+    (target / "why").write_text("mine")
+    target.rename(tmp_path / ".model.old")
+    (tmp_path / ".model.new").mkdir()
+    with replaced_folder(target) as folder:
+        (folder / "a").write_text("new")
+    assert contents(tmp_path) == {"model/a": "new", "model/why": "mine"}
+
+
+def test_links_are_followed_and_files_left_alone(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for text in ("one", "two"):
+        with replaced_folder(tmp_path / "link") as folder:
+            (folder / "a").write_text(text)
+    assert (tmp_path / "link").is_symlink() and contents(tmp_path / "elsewhere") == {"a": "two"}
+    (tmp_path / "file").write_text("mine")
+    with (
+        pytest.raises(IhdmError, match="is a file where a folder is to be written"),
+        replaced_folder(tmp_path / "file"),
+    ):
+        pass
+    assert (tmp_path / "file").read_text() == "mine"
