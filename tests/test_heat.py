@@ -160,3 +160,21 @@ def test_finite_differences_approach_the_exact_solution_for_smooth_images():
     mode = cosine_mode((64, 64), (1, 2))
     exact = GridLaplacian((64, 64)).dissipate(mode, 20.0)
     torch.testing.assert_close(FiniteDifferences((64, 64)).dissipate(mode, 20.0), exact, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("operator", [GridLaplacian, GaussianFilter, FiniteDifferences])
+def test_times_may_be_numbers_lists_or_arrays(operator):
+    u, blur = image((6, 5)), operator((6, 5))
+    several = [[0.1, 0.2], [0.5, 1.0], [2.0, 3.0]]
+    wanted = blur.dissipate(u, torch.tensor(several, dtype=torch.float64))
+    assert wanted.shape == (3, 2, 3, 6, 5)
+    for given in (several, np.array(several)):
+        torch.testing.assert_close(blur.dissipate(u, given), wanted, rtol=0, atol=0)
+    torch.testing.assert_close(blur.dissipate(u, [0.5, 0.5]), blur.dissipate(u, np.float64(0.5)))
+
+
+@pytest.mark.parametrize("operator", [GridLaplacian, GaussianFilter, FiniteDifferences])
+@pytest.mark.parametrize("t", [-0.1, math.inf, math.nan, [0.1, -1.0], np.array([[0.0, 1.0], [np.inf, 1.0]])])
+def test_times_that_are_none_are_refused(operator, t):
+    with pytest.raises(ValueError, match="finite and not negative"):
+        operator((6, 5)).dissipate(image((6, 5)), t)

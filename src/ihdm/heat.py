@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from ihdm.constant import Constant
 LONGEST_MATRIX_AXIS = 512
 
 Operator = Callable[[Tensor], Tensor]
+Times = Any  # a number, or numbers in a tensor, list or NumPy array
 
 
 class GridLaplacian:
@@ -63,15 +65,15 @@ class GridLaplacian:
             u = axis.from_spectrum(u, dim)
         return u.to(u_hat.dtype)
 
-    def dissipate(self, u: Tensor, t: Tensor | float) -> Tensor:
+    def dissipate(self, u: Tensor, t: Times) -> Tensor:
         """F(t) u = V exp(t eigenvalues) V^T u (Eq. 2).
 
         t: one time for all samples, one for each, (B,), or several for each, (L, B), which give (L, B, C, *grid).
         exp separates over the axes, so each is blurred by itself; axes of the same length share their operator.
         """
-        times = _times(u, t)
-        operators = {n: axis.operator(times) for n, axis in zip(self.grid, self._axes)}
-        return _in_turns(operators, _checked_image(u, self.grid), t).to(u.dtype)
+        times = _checked_times(u, t)
+        operators = {n: axis.operator(_columns(times)) for n, axis in zip(self.grid, self._axes)}
+        return _in_turns(operators, _checked_image(u, self.grid), times).to(u.dtype)
 
 
 class _MatrixAxis:
@@ -148,19 +150,19 @@ class GaussianFilter:
     def __init__(self, grid: Sequence[int]):
         self.grid = _checked_grid(grid)
 
-    def dissipate(self, u: Tensor, t: Tensor | float) -> Tensor:
+    def dissipate(self, u: Tensor, t: Times) -> Tensor:
         """Blur to the width sqrt(2t); t as for the Laplacian."""
-        times = _times(u, t)
-        times = times.clamp_min(torch.finfo(times.dtype).tiny)[..., None]
+        times = _checked_times(u, t)
+        columns = _columns(times).clamp_min(torch.finfo(times.dtype).tiny)[..., None]
         operators: dict[int, Operator] = {}
         for n in self.grid:
             offset = torch.arange(1 - n, n, device=u.device, dtype=times.dtype)
-            kernel = torch.exp(-offset.square() / (4 * times))
+            kernel = torch.exp(-offset.square() / (4 * columns))
             kernel = kernel / kernel.sum(-1, keepdim=True)
             position = torch.arange(n, device=u.device)
             toeplitz = kernel[..., position[:, None] - position + n - 1]
             operators[n] = partial(_last_to_first, toeplitz)
-        return _in_turns(operators, _checked_image(u, self.grid), t).to(u.dtype)
+        return _in_turns(operators, _checked_image(u, self.grid), times).to(u.dtype)
 
 
 class FiniteDifferences:
@@ -172,14 +174,14 @@ class FiniteDifferences:
     def __init__(self, grid: Sequence[int]):
         self.grid = _checked_grid(grid)
 
-    def dissipate(self, u: Tensor, t: Tensor | float) -> Tensor:
+    def dissipate(self, u: Tensor, t: Times) -> Tensor:
         """Integrate the heat equation to time t; t as for the Laplacian."""
-        blurred, times = _checked_image(u, self.grid)[:, None], _times(u, t)
+        blurred, times = _checked_image(u, self.grid)[:, None], _checked_times(u, t)
         steps = math.ceil(float(times.max()) * 2 * len(self.grid))
-        dt = _broadcast(times / max(steps, 1), blurred)
+        dt = _broadcast(_columns(times) / max(steps, 1), blurred)
         for _ in range(steps):
             blurred = blurred + dt * self._laplacian(blurred)
-        return _without_times(blurred, t).to(u.dtype)
+        return _without_times(blurred, times).to(u.dtype)
 
     def _laplacian(self, u: Tensor) -> Tensor:
         total = torch.zeros_like(u)
@@ -209,27 +211,37 @@ def _outer_sum(axes: list[Tensor]) -> Tensor:
     return total.double()
 
 
-def _times(u: Tensor, t: Tensor | float) -> Tensor:
-    """Times (B, L), L for each sample of u, or (1, 1) for all, in its precision but no lower than float32."""
-    times = torch.as_tensor(t, device=u.device, dtype=torch.promote_types(u.dtype, torch.float32))
+def _checked_times(u: Tensor, t: Times) -> Tensor:
+    """Times of shape (), (B,) or (L, B), in the precision of u but no lower than float32.
+
+    What is not on an accelerator, where to look would take time, is refused if it is negative or not finite.
+    """
+    times = torch.as_tensor(t, dtype=torch.promote_types(u.dtype, torch.float32))
     if times.ndim > 2 or (times.ndim > 0 and times.shape[-1] != len(u)):
         raise ValueError(f"t has shape {tuple(times.shape)}; expected one time, or one for each of {len(u)} samples")
-    return times.view(1, 1) if times.ndim == 0 else times.view(-1, len(u)).T
+    if times.device.type == "cpu" and not bool(((times >= 0) & (times < math.inf)).all()):
+        raise ValueError(f"a time of the heat equation is finite and not negative: {t} is not")
+    return times.to(u.device)
 
 
-def _in_turns(operators: dict[int, Operator], u: Tensor, t: Tensor | float) -> Tensor:
+def _columns(times: Tensor) -> Tensor:
+    """As (B, L), or (1, 1) for one time."""
+    return times.view(1, 1) if times.ndim == 0 else times.view(-1, times.shape[-1]).T
+
+
+def _in_turns(operators: dict[int, Operator], u: Tensor, times: Tensor) -> Tensor:
     """Apply the operator for its length to each axis of u, (B, C, *grid): to the last, which becomes the first."""
-    shared = torch.as_tensor(t).ndim == 0  # then the channels of all samples are blurred as those of one
+    shared = times.ndim == 0  # then the channels of all samples are blurred as those of one
     blurred = u.flatten(0, 1)[None, None] if shared else u[:, None]
     for n in reversed(u.shape[2:]):
         blurred = operators[n](blurred)
     blurred = blurred.movedim(-1, 2)
-    return (blurred[0, 0].unflatten(0, u.shape[:2]) if shared else _without_times(blurred, t)).contiguous()
+    return (blurred[0, 0].unflatten(0, u.shape[:2]) if shared else _without_times(blurred, times)).contiguous()
 
 
-def _without_times(blurred: Tensor, t: Tensor | float) -> Tensor:
+def _without_times(blurred: Tensor, times: Tensor) -> Tensor:
     """(B, L, C, *grid) as the user wants it: (L, B, C, *grid) for several times, (B, C, *grid) for one."""
-    return blurred.movedim(1, 0) if isinstance(t, Tensor) and t.ndim == 2 else blurred[:, 0]
+    return blurred.movedim(1, 0) if times.ndim == 2 else blurred[:, 0]
 
 
 def _broadcast(times: Tensor, u: Tensor) -> Tensor:
