@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import contextlib
 import gzip
+import tarfile
 import zipfile
 from dataclasses import replace
+from io import BytesIO
 
 import numpy as np
 import pytest
 import torch
 from archives import png, write_tar
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from ihdm import data as data_module
 from ihdm import model as model_module
@@ -17,6 +20,7 @@ from ihdm.data import evenly_spaced, image_shape, load_images
 from ihdm.data.batches import Batches, mirrored
 from ihdm.data.images import fit
 from ihdm.data.lazy import LazyImages
+from ihdm.data.single import read_one
 from ihdm.errors import IhdmError, UsageError
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
@@ -118,16 +122,25 @@ def test_numpy_files_that_do_not_fit_are_refused(tmp_path):
         np.save(tmp_path / f"{name}.npy", array)
         with pytest.raises(IhdmError, match=f"{name}.npy"):
             load(tmp_path / f"{name}.npy")
+    for shape in ((16, 16, 3), (6, 3, 8, 3), (6, 16, 9, 16), (2, 3, 4, 5, 6)):
+        np.save(tmp_path / "odd.npy", np.zeros(shape, np.uint8))
+        with pytest.raises(IhdmError, match=rf"odd\.npy has shape \({shape[0]}, {shape[1]}"):
+            load(tmp_path / "odd.npy")
     np.save(tmp_path / "object.npy", np.array([{"a": 1}], object), allow_pickle=True)
     with pytest.raises(IhdmError, match=r"object\.npy"):
         load(tmp_path / "object.npy")
 
 
-def test_any_number_of_channels_from_arrays(tmp_path):
+def test_any_number_of_channels_from_arrays(tmp_path, capsys):
     array = np.random.default_rng(0).integers(0, 256, (4, 2, 8, 8), dtype=np.uint8)
     np.save(tmp_path / "two.npy", array)
     assert load(tmp_path / "two.npy").shape == (2, 8, 8)
     assert load(tmp_path / "two.npy", size=(4, 6)).shape == (2, 4, 6)
+    assert not capsys.readouterr().out
+    for shape in ((6, 5, 16, 16), (6, 16, 16, 5)):  # more channels than usual: said
+        np.save(tmp_path / "five.npy", np.zeros(shape, np.uint8))
+        assert load(tmp_path / "five.npy").shape == (5, 16, 16)
+        assert f"of shape {shape}, is read as 6 images of 16x16 with 5 channels" in capsys.readouterr().out
 
 
 def test_grey_or_colour(folder):
@@ -193,19 +206,120 @@ def test_fit_keeps_a_sliver():
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"),
+    ("name", "values", "expected"),
     [
-        (np.full((4, 4), 0.5, np.float32), 128),
-        (np.full((4, 4), 200, np.int32), 200),
-        (np.full((4, 4), 51_200, np.int32), 200),
+        ("deep.tif", np.full((4, 4), 0.5, np.float32), 128),
+        *[
+            (f"{light}.{kind}", np.full((4, 4), light, np.uint16), light >> 8)
+            for light in (200, 51_200)
+            for kind in ("tif", "png", "pgm")
+        ],
     ],
 )
-def test_scientific_images_keep_their_brightness(tmp_path, values, expected):
-    Image.fromarray(values).save(tmp_path / "deep.tif")
-    assert load(tmp_path / "deep.tif").train.unique().tolist() == [expected]
-    Image.fromarray(values.astype(np.float32) + 1000).save(tmp_path / "wild.tif")
-    with pytest.raises(IhdmError, match=r"wild\.tif has values"):
+def test_deep_images_keep_their_brightness(tmp_path, name, values, expected):
+    Image.fromarray(values).save(tmp_path / name)
+    assert load(tmp_path / name).train.unique().tolist() == [expected]
+
+
+@pytest.mark.parametrize("values", [np.full((4, 4), 1000.5, np.float32), np.full((4, 4), 200, np.int32)])
+def test_deep_images_of_unknown_range_are_refused(tmp_path, values):
+    Image.fromarray(values).save(tmp_path / "wild.tif")
+    with pytest.raises(IhdmError, match=r"wild\.tif has .* values from"):
         load(tmp_path / "wild.tif")
+
+
+@pytest.fixture
+def ghostscript(tmp_path, monkeypatch):
+    """A program of that name, and the file that it would write."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path / 'started'}\n")
+    (tmp_path / "bin" / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # to be looked for
+    return tmp_path / "started"
+
+
+def test_no_program_is_started_for_an_image(tmp_path, ghostscript, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    content = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 6 5\n%%EndComments\nshowpage\n"
+    with contextlib.suppress(OSError):
+        Image.open(BytesIO(content)).load()
+    assert ghostscript.exists()  # as Pillow does it
+    ghostscript.unlink()
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "evil.png").write_bytes(content)
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+        archive.writestr("evil.png", content)
+    write_tar(tmp_path / "set.tar", {"evil.png": content})
+    rows = datasets.Dataset.from_dict({"img": [{"bytes": content, "path": None}]}).cast_column("img", datasets.Image())
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.DatasetDict(train=rows))
+    for source in ("photos", "photos/evil.png", "set.zip", "set.tar", "hf:someone/something"):
+        place = source if source.startswith("hf:") else str(tmp_path / source)
+        with pytest.raises(IhdmError, match="is not an image that can be read"):
+            load(place)
+    tar = DataConfig(str(tmp_path / "set.tar"), stream=True, holdout=0)
+    for config in (tar, DataConfig("hf:any/thing", memory="no")):
+        with pytest.raises(IhdmError, match="is not an image that can be read"):
+            load_images(config, lazy=True)
+    with pytest.raises(IhdmError, match="is not an image that can be read"):
+        read_one(tmp_path / "photos" / "evil.png", (1, 6, 5), resize=True)
+    assert not ghostscript.exists()
+
+
+def test_images_with_holes_in_a_tar_are_refused_by_name(tmp_path):
+    """A sparse member, as GNU tar stores it: a map of what is not zero, and those bytes alone."""
+    picture = png(colours(1)[0])
+    write_tar(tmp_path / "set.tar", {"a.png": picture, "b.png": picture})
+    content = bytearray((tmp_path / "set.tar").read_bytes())
+    header = content[:512]
+    header[156:157] = tarfile.GNUTYPE_SPARSE
+    header[257:265] = b"ustar  \0"
+    header[386 : 386 + 24] = b"%011o\0%011o\0" % (0, len(picture))  # one piece, from the beginning on
+    header[483:495] = b"%011o\0" % len(picture)
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    content[:512] = header
+    (tmp_path / "set.tar").write_bytes(content)
+    with pytest.raises(IhdmError, match=r"a\.png is stored with holes"):
+        load(tmp_path / "set.tar")
+    with pytest.raises(IhdmError, match=r"a\.png is stored with holes"):
+        load_images(DataConfig(str(tmp_path / "set.tar"), stream=True), lazy=True)
+
+
+def test_what_lies_beside_the_images_that_are_read_is_named(folder, tmp_path, capsys):
+    load(folder)
+    assert not capsys.readouterr().err
+    with zipfile.ZipFile(folder / "more.zip", "w") as archive:
+        archive.writestr("a.png", png(colours(1)[0]))
+    assert len(load(folder, holdout=0.0).train) == 10
+    assert "not by more.zip (1 in all)" in capsys.readouterr().err
+    write_tar(folder / "some.tar", {"a.png": png(colours(1)[0])})
+    assert len(load(folder, holdout=0.0).train) == 1
+    assert "not by class0/0.png, class0/2.png" in (said := capsys.readouterr().err) and "(11 in all)" in said
+    load_images(DataConfig(str(folder), stream=True, holdout=0), lazy=True)
+    assert "(11 in all)" in capsys.readouterr().err
+    (folder / "train-images-idx3-ubyte").write_bytes(idx(colours(2)[..., 0]))
+    load(folder)
+    assert "(12 in all)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("Train", "Test"), ("TRAINING", "Val"), ("train", "VALIDATION")])
+def test_splits_are_seen_however_they_are_written(words, tmp_path):
+    names = {f"{word}/{i}.png": png(colours(1)[0]) for word, count in zip(words, (3, 2)) for i in range(count)}
+    for name, content in names.items():
+        (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "set" / name).write_bytes(content)
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+        for name, content in names.items():
+            archive.writestr(name, content)
+    write_tar(tmp_path / "set.tar", names)
+    (tmp_path / "tars").mkdir()
+    for word, count in zip(words, (3, 2)):
+        write_tar(tmp_path / "tars" / f"{word}-0.tar", {f"{i}.png": png(colours(1)[0]) for i in range(count)})
+    np.savez(tmp_path / "set.npz", **{f"X_{word}": colours(count) for word, count in zip(words, (3, 2))})
+    for source in ("set", "set.zip", "set.tar", "tars", "set.npz"):
+        images = load(tmp_path / source)
+        assert (len(images.train), len(images.held_out)) == (3, 2), source
 
 
 def test_damaged_members_of_a_zip_are_named(tmp_path):
@@ -357,6 +471,11 @@ def test_broken_images_stop_the_reading_or_are_left_out_by_name(tmp_path, capsys
     assert images.train[:, 0, 0, 0].tolist() == [10, 20, 40, 50, 60, 80, 90, 100, 110]
     warnings = capsys.readouterr().err
     assert all(f"{name}.png" in warnings for name in ("00", "03", "07")) and "skipped 2 of 11" in warnings
+    for lazy in (False, True):
+        assert len(load_images(replace(config, on_error="skip"), lazy=lazy).train) == 9
+    assert image_shape(replace(config, on_error="skip")) == (1, 5, 4)
+    with pytest.raises(IhdmError, match=r"00\.png"):
+        image_shape(config)
     for path in tmp_path.iterdir():
         path.write_bytes(b"")
     with pytest.raises(IhdmError, match="none of 12 images can be read"):

@@ -261,6 +261,15 @@ def test_broken_images_stop_the_stream_or_are_left_out_by_name(tmp_path, workers
     assert "70.png" in (told := capfd.readouterr().err) and "left out (1 so far)" in told
 
 
+def test_the_first_image_may_be_a_broken_one(tmp_path):
+    write_tar(tmp_path / "set" / "0.tar", {f"{i}.png": picture(i) if i else b"broken" for i in range(20)})
+    config = DataConfig(str(tmp_path / "set"), stream=True, holdout=0)
+    with pytest.raises(IhdmError, match=r"0\.png is not an image"):
+        image_shape(config)
+    skipping = replace(config, on_error="skip")
+    assert image_shape(skipping) == (1, 2, 2) and len(load(skipping).train) == 19
+
+
 def test_a_set_of_broken_images_ends(tmp_path, monkeypatch):
     monkeypatch.setattr("ihdm.data.stream.EMPTY_MOST", 5)
     contents = {f"{i:03d}.png": picture(i) if i < 2 else b"broken" for i in range(300)}

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import ExifTags, Image
+from PIL import ExifTags
 from torch import Tensor
 
 from ihdm.app.numbers import whole
-from ihdm.data.images import Unreadable
+from ihdm.data.images import Unreadable, open_picture
 from ihdm.data.single import read_one
 from ihdm.errors import UsageError
 from ihdm.execution import Execution
@@ -193,7 +193,7 @@ class Studio:
 def _size(path: Path) -> tuple[int, int]:
     """Width and height as shown, from the head of the file alone."""
     try:
-        with Image.open(path) as picture:
+        with open_picture(path) as picture:
             turned = picture.getexif().get(ExifTags.Base.Orientation, 1) >= 5  # on its side
             return (picture.height, picture.width) if turned else picture.size
     except Exception as error:  # decoders raise many kinds; each is a file that is no picture, or too large a one

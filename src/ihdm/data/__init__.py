@@ -15,7 +15,7 @@ from torch import Tensor
 from ihdm.config import DataConfig
 from ihdm.data.images import Decoder, Pictures, Subset, decode, from_the_first_that_reads, picture_shape
 from ihdm.data.lazy import Images, LazyImages
-from ihdm.data.shards import FoundPictures, Shards, open_shards
+from ihdm.data.shards import FoundPictures, Shards, open_shards, reads
 from ihdm.data.sources import Splits, open_source
 from ihdm.data.stream import Beginnings, Stream
 from ihdm.engine import host_bytes
@@ -98,8 +98,8 @@ def _load_stream(config: DataConfig, held_out_most: int | None, lazy: bool) -> I
     return ImageSet(_name(config.source), images, held_out_images, stream)
 
 
-def _readable(pictures: Pictures, skip: bool) -> Pictures:
-    return from_the_first_that_reads(pictures) if skip else pictures
+def _readable(pictures: Pictures, skip: bool, warn: bool = True) -> Pictures:
+    return from_the_first_that_reads(pictures, warn) if skip else pictures
 
 
 def _name(source: str) -> str:
@@ -112,7 +112,8 @@ def _stays_outside(config: DataConfig, train: Pictures) -> bool:
     """Whether images are too many for the memory, or are wanted outside of it."""
     if config.memory != "auto":
         return config.memory == "no"
-    size = len(train) * math.prod(picture_shape(train, config.size, config.channels))
+    some = _readable(train, config.on_error == "skip", warn=False)
+    size = len(train) * math.prod(picture_shape(some, config.size, config.channels))
     return size > MEMORY_SHARE * host_bytes()
 
 
@@ -120,8 +121,10 @@ def image_shape(config: DataConfig, split: str = "train") -> tuple[int, int, int
     """(C, H, W) of the images that `load_images` would give, by the first of a split; without one, of training."""
     if config.size is not None and config.channels is not None:
         return config.channels, *config.size
-    splits = _opened(config.source) if not config.stream else _first_of_each(_opened_stream(config.source))
-    return picture_shape(splits.get(split) or splits["train"], config.size, config.channels)
+    skip = config.on_error == "skip"
+    splits = _opened(config.source) if not config.stream else _first_of_each(_opened_stream(config.source), skip)
+    pictures = _readable(splits.get(split) or splits["train"], skip, warn=False)
+    return picture_shape(pictures, config.size, config.channels)
 
 
 def evenly_spaced(n: int, most: int) -> Tensor:
@@ -149,12 +152,13 @@ def _opened_stream(source: str) -> Mapping[str, Shards]:
     return splits
 
 
-def _first_of_each(splits: Mapping[str, Shards]) -> Splits:
-    """Of each split that has one."""
+def _first_of_each(splits: Mapping[str, Shards], skip: bool) -> Splits:
+    """Of each split that has one; those that cannot be read may be skipped."""
     images = {split: chain.from_iterable(map(shards.images, range(len(shards)))) for split, shards in splits.items()}
-    found = {split: FoundPictures(list(islice(some, 1))) for split, some in images.items()}
+    readable = {split: filter(reads, some) if skip else some for split, some in images.items()}
+    found = {split: FoundPictures(list(islice(some, 1))) for split, some in readable.items()}
     if not len(found["train"]):
-        raise IhdmError("the stream has no training images")
+        raise IhdmError("the stream has no training images" + " that can be read" * skip)
     return {split: pictures for split, pictures in found.items() if len(pictures)}
 
 

@@ -23,21 +23,28 @@ from ihdm.errors import IhdmError, UsageError
 Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+FORMATS = ["PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM"]  # what the suffixes promise, in Pillow's words
+SIXTEEN_BITS = ("PNG", "PPM")  # formats whose deep images are of 16 bits, even if Pillow gives them 32
 SMALL, MOST_THREADS = 96 * 96, 16  # pixels of an image; threads that decode larger ones (benchmarks/data.py)
 NAMED_MOST = 5  # broken images that a warning names
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 GREY_MODES = {"1", "L", "LA", "F"}  # and the integer modes, whose names begin with I
 
 
+def open_picture(source: Path | bytes) -> Image.Image:
+    """A file or its content. Pillow knows more formats than are meant here, and for one of them starts Ghostscript."""
+    return Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
+
+
 class Pictures(Protocol):
-    """Images by number, each a Pillow image or an array (H, W, C) of uint8."""
+    """Images by number, each a Pillow image or an array (H, W, C) of uint8; or None, in a gap of a set on the hub."""
 
     def __len__(self) -> int: ...
 
     def name(self, i: int) -> str:
         """Where image i comes from, for messages."""
 
-    def read(self, i: int) -> Image.Image | Array: ...
+    def read(self, i: int) -> Image.Image | Array | None: ...
 
 
 class Files:
@@ -53,7 +60,7 @@ class Files:
         return str(self.folder / self.names[i])
 
     def read(self, i: int) -> Image.Image:
-        return Image.open(self.folder / self.names[i])
+        return open_picture(self.folder / self.names[i])
 
 
 class ZipMembers:
@@ -69,7 +76,7 @@ class ZipMembers:
         return f"{self.path}/{self.members[i]}"
 
     def read(self, i: int) -> Image.Image:
-        return Image.open(BytesIO(self.archive.read(self.members[i])))
+        return open_picture(self.archive.read(self.members[i]))
 
 
 class TarMembers:
@@ -89,7 +96,7 @@ class TarMembers:
         path, _, place, size = self.members[i]
         with path.open("rb") as file:
             file.seek(place)
-            return Image.open(BytesIO(file.read(size)))
+            return open_picture(file.read(size))
 
 
 class Stack:
@@ -109,7 +116,7 @@ class Stack:
 
 
 class Rows:
-    """One image column of a data set from the hub."""
+    """One image column of a data set from the hub, which is to leave decoding to us."""
 
     def __init__(self, origin: str, rows: Any, column: str):
         self.origin, self.rows, self.column = origin, rows, column
@@ -120,8 +127,20 @@ class Rows:
     def name(self, i: int) -> str:
         return f"{self.origin}[{i}]"
 
-    def read(self, i: int) -> Image.Image:
-        return self.rows[i][self.column]
+    def read(self, i: int) -> Image.Image | None:
+        return open_row(self.rows[i][self.column])
+
+
+def open_row(row: Any) -> Image.Image | None:
+    """An image of a data set from the hub: its content, or where that lies, if there is one."""
+    if row is None:
+        return None
+    if row["bytes"] is not None:
+        return open_picture(row["bytes"])
+    import fsspec  # which comes with the hub's library
+
+    with fsspec.open(row["path"]) as file:
+        return open_picture(file.read())
 
 
 class Subset:
@@ -136,7 +155,7 @@ class Subset:
     def name(self, i: int) -> str:
         return self.pictures.name(self.numbers[i])
 
-    def read(self, i: int) -> Image.Image | Array:
+    def read(self, i: int) -> Image.Image | Array | None:
         return self.pictures.read(self.numbers[i])
 
 
@@ -227,7 +246,7 @@ def decode(pictures: Pictures, size: tuple[int, int] | None, channels: int | Non
     return torch.from_numpy(out)
 
 
-def from_the_first_that_reads(pictures: Pictures) -> Pictures:
+def from_the_first_that_reads(pictures: Pictures, warn: bool = True) -> Pictures:
     """The pictures without those before the first that can be read, which tells the shape of all."""
     broken: dict[int, str] = {}
     for i in range(len(pictures)):
@@ -236,7 +255,7 @@ def from_the_first_that_reads(pictures: Pictures) -> Pictures:
         except Unreadable as error:
             broken[i] = str(error)
         else:
-            if broken:
+            if broken and warn:
                 _warn_of(broken, len(pictures))
             return Subset(pictures, range(i, len(pictures))) if i else pictures
     raise IhdmError(f"none of {len(pictures):,} images can be read; the first: {broken[0]}")
@@ -278,7 +297,7 @@ def _read(pictures: Pictures, i: int) -> Image.Image | Array:
     return load_picture(pictures.name(i), lambda: pictures.read(i))
 
 
-def load_picture(name: str, read: Callable[[], Image.Image | Array]) -> Image.Image | Array:
+def load_picture(name: str, read: Callable[[], Image.Image | Array | None]) -> Image.Image | Array:
     """Read and decode one picture, turned as its EXIF data says; an unreadable one is named."""
     try:
         picture = read()
@@ -286,7 +305,7 @@ def load_picture(name: str, read: Callable[[], Image.Image | Array]) -> Image.Im
             raise ValueError("there is nothing in its place")
         if isinstance(picture, Image.Image):
             picture.load()
-            picture = ImageOps.exif_transpose(picture)
+            ImageOps.exif_transpose(picture, in_place=True)
         return picture
     except Exception as error:  # decoders and archives raise many kinds; each is an unreadable image
         raise Unreadable(f"{name} is not an image that can be read ({error})") from error
@@ -317,17 +336,20 @@ def _array(picture: Image.Image | Array, size: tuple[int, int] | None, channels:
 
 
 def _eight_bits(picture: Image.Image, name: str) -> Image.Image:
-    """Deep images brought to 0..255: integers of 8 or 16 bits, floating point in [0, 1]."""
+    """Deep images brought to 0..255: integers of 16 bits, floating point in [0, 1]."""
     if picture.mode != "F" and not picture.mode.startswith("I"):
         return picture
     values = np.asarray(picture)
     low, high = values.min(), values.max()
     if picture.mode == "F" and low >= 0 and high <= 1:
         values = np.round(values * 255)
-    elif picture.mode != "F" and low >= 0 and high < 2**16:
-        values = values if picture.mode == "I" and high < 2**8 else values >> 8
+    elif picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format in SIXTEEN_BITS):
+        values = values >> 8
     else:
-        raise IhdmError(f"{name} has values from {low} to {high}; expected 8 or 16 bits, or floating point in [0, 1]")
+        kind = "floating point" if picture.mode == "F" else "32-bit"
+        raise IhdmError(
+            f"{name} has {kind} values from {low} to {high}; expected 8 or 16 bits, or floating point in [0, 1]"
+        )
     return Image.fromarray(values.astype(np.uint8))
 
 

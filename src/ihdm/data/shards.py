@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from PIL import Image
 
+from ihdm.data.images import Unreadable, load_picture, open_picture, open_row
 from ihdm.data.listing import files_below
-from ihdm.data.sources import archives_by_split, hub_splits, locate, open_tar, split_of_image, tar_files
+from ihdm.data.sources import (
+    archives_by_split,
+    hub_splits,
+    is_tar,
+    locate,
+    open_tar,
+    split_of_image,
+    tar_files,
+    warn_of_left_out,
+)
 from ihdm.errors import IhdmError, UsageError
 
 FEW = 16  # shards of a set on the hub, below which Parquet files are divided into their groups of rows
@@ -25,7 +34,16 @@ class Found(NamedTuple):
     name: str
     shard: int
     number: int
-    read: Callable[[], Image.Image]
+    read: Callable[[], Image.Image | None]
+
+
+def reads(found: Found) -> bool:
+    """Whether it can be read."""
+    try:
+        load_picture(found.name, found.read)
+    except Unreadable:
+        return False
+    return True
 
 
 class FoundPictures:
@@ -40,7 +58,7 @@ class FoundPictures:
     def name(self, i: int) -> str:
         return self.found[i].name
 
-    def read(self, i: int) -> Image.Image:
+    def read(self, i: int) -> Image.Image | None:
         return self.found[i].read()
 
 
@@ -78,7 +96,7 @@ class TarShards:
                     continue
                 if number >= start and (number - start) % step == 0:
                     content = archive.extractfile(entry).read()  # type: ignore[union-attr]
-                    yield Found(f"{path}/{entry.name}", shard, number, partial(_opened, content))
+                    yield Found(f"{path}/{entry.name}", shard, number, partial(open_picture, content))
                 number += 1
 
 
@@ -88,10 +106,8 @@ class HubShards:
     readers = 16
 
     def __init__(self, origin: str, rows: Any, column: str):
-        from datasets import Image as ImageFeature
-
-        self.origin, self.column, self.feature = origin, column, rows.features[column]
-        rows = rows.select_columns([column]).cast_column(column, ImageFeature(decode=False))
+        self.origin, self.column = origin, column
+        rows = rows.select_columns([column])
         self.rows = rows.reshard() if rows.num_shards < FEW else rows
 
     def __len__(self) -> int:
@@ -104,7 +120,7 @@ class HubShards:
             numbered = enumerate((row for batch in batches for row in batch[self.column]), start)
             for number, row in islice(numbered, 0, None, step):
                 name = f"{self.origin}, shard {shard}, image {number}"
-                yield Found(name, shard, number, partial(self.feature.decode_example, row))
+                yield Found(name, shard, number, partial(open_row, row))
         except Exception as error:  # the hub's client raises many kinds, after it has tried again
             raise IhdmError(
                 f"the stream of {self.origin} broke off in shard {shard} ({type(error).__name__}: {error})"
@@ -130,7 +146,8 @@ def open_shards(source: str) -> Mapping[str, Shards]:
     found = locate(source) if source != "digits" else None
     if isinstance(found, str):
         return _on_the_hub(source, found)
-    if found and found.is_dir() and (archives := archives_by_split(found, files_below(found))):
+    if found and found.is_dir() and (archives := archives_by_split(found, files := files_below(found))):
+        warn_of_left_out(found, files, is_tar)
         return {split: TarShards(paths) for split, paths in archives.items()}
     if found and found.is_file() and found.suffix.lower() == ".tar":
         return {split: TarShards([found], split) for split in ("train", "test")}
@@ -146,7 +163,3 @@ def _on_the_hub(source: str, name: str) -> Mapping[str, Shards]:
         return {split: HubShards(name, rows, column) for split, (rows, column) in splits.items()}
     except Exception as error:  # it looks into each file, of which any may be missing or damaged
         raise IhdmError(f"the stream of {name} cannot be opened ({type(error).__name__}: {error})") from error
-
-
-def _opened(content: bytes) -> Image.Image:
-    return Image.open(BytesIO(content))

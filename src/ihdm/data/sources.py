@@ -7,10 +7,11 @@ import gzip
 import math
 import os
 import re
+import sys
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -20,12 +21,13 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ihdm.data.images import SUFFIXES, Array, Files, Pictures, Rows, Stack, TarMembers, ZipMembers
+from ihdm.data.images import NAMED_MOST, SUFFIXES, Array, Files, Pictures, Rows, Stack, TarMembers, ZipMembers
 from ihdm.data.listing import files_below
 from ihdm.errors import IhdmError, UsageError, unknown
 
 Splits = Mapping[str, Pictures]  # "train", and "test" where there is one
 
+USUAL_CHANNELS = 4  # at most
 SPLIT_WORDS = {
     "train": "train",
     "training": "train",
@@ -105,26 +107,40 @@ def _path(path: Path) -> Splits:
 
 def _folder(path: Path) -> Splits:
     files = files_below(path)
-    idx = [(_split_word(name.split("/")[-1].split("-")[0]), path / name) for name in files if _is_idx(name)]
+    idx = [(_split_by([name.split("/")[-1].split("-")[0]]), path / name) for name in files if _is_idx(name)]
     if len(dict(idx)) < len(idx):
         raise IhdmError(f"{path} holds several sets ({', '.join(str(file) for _, file in idx)}); name one of them")
     if idx:
+        warn_of_left_out(path, files, _is_idx)
         return {split: _idx(file) for split, file in idx}
     tars = archives_by_split(path, files)
     if tars:
+        warn_of_left_out(path, files, is_tar)
         return {split: _tars(paths) for split, paths in tars.items()}
-    return {split: Files(path, names) for split, names in _grouped(files, path).items()}
+    groups = _grouped(files, path)
+    warn_of_left_out(path, files, lambda name: split_of_image(name) is not None)
+    return {split: Files(path, names) for split, names in groups.items()}
+
+
+def warn_of_left_out(folder: Path, files: Sequence[str], taken: Callable[[str], bool]) -> None:
+    """A folder is read as files of one kind; name those of other kinds that may hold images too."""
+    others = [name for name in files if not taken(name) and (split_of_image(name) or _is_set(name))]
+    if others:
+        some = ", ".join(others[:NAMED_MOST]) + " ..." * (len(others) > NAMED_MOST)
+        print(
+            f"warning: {folder} is read by its {len(files) - len(others):,} other files; not by {some} "
+            f"({len(others):,} in all)",
+            file=sys.stderr,
+        )
 
 
 def archives_by_split(folder: Path, files: Sequence[str]) -> dict[str, list[Path]]:
     """The tar archives among a folder's files; a word such as train or val, anywhere in a name, says the split."""
     tars: dict[str, list[Path]] = {}
     for name in files:
-        if name.lower().endswith(".tar"):
+        if is_tar(name):
             *folders, file = name.split("/")
-            words = [*folders, *re.split("[-_.]", file)]
-            split = next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), "train")
-            tars.setdefault(split, []).append(folder / name)
+            tars.setdefault(_split_by([*folders, *re.split("[-_.]", file)]), []).append(folder / name)
     return tars
 
 
@@ -162,7 +178,11 @@ def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
 
 def tar_files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """The files in an archive, up to the zeros at its end; for Python a damaged header is as good an end as those."""
-    yield from (entry for entry in archive if entry.isreg())
+    for entry in archive:
+        if entry.isreg() and entry.issparse() and split_of_image(entry.name):
+            raise tarfile.ReadError(f"{entry.name} is stored with holes; make the archive without --sparse")
+        if entry.isreg():
+            yield entry
     file = archive.fileobj
     assert file is not None
     file.seek(archive.offset)
@@ -196,15 +216,25 @@ def _split_of(folder: str) -> str | None:
     parts = [part for part in folder.split("/") if part not in ("", ".")]
     if any(part.startswith(".") or part == "__MACOSX" for part in parts):
         return None
-    return next((SPLIT_WORDS[part] for part in parts[:2] if part in SPLIT_WORDS), "train")
+    return _split_by(parts[:2])
+
+
+def _split_by(words: Iterable[str]) -> str:
+    """The split that the first word which names one says; without any, train."""
+    return next((SPLIT_WORDS[word.lower()] for word in words if word.lower() in SPLIT_WORDS), "train")
 
 
 def _is_idx(name: str) -> bool:
     return "images-idx3-ubyte" in name.rpartition("/")[2]
 
 
-def _split_word(word: str) -> str:
-    return SPLIT_WORDS.get(word, "train")
+def is_tar(name: str) -> bool:
+    return name.lower().endswith(".tar")
+
+
+def _is_set(name: str) -> bool:
+    """Whether a file by itself may be a set of images."""
+    return _is_idx(name) or name.lower().endswith((".zip", ".tar", ".npy", ".npz"))
 
 
 def _idx(path: Path) -> Stack:
@@ -226,7 +256,7 @@ def _numpy(path: Path) -> Splits:
         arrays = dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else {"train": loaded}
     except Exception as error:  # damaged files make NumPy and zipfile raise many kinds
         raise IhdmError(f"{path} cannot be read as a NumPy array ({error})") from error
-    named = {name.removeprefix("x_"): array for name, array in arrays.items()}
+    named = {name.lower().removeprefix("x_"): array for name, array in arrays.items()}
     chosen = {SPLIT_WORDS[name]: array for name, array in named.items() if name in SPLIT_WORDS}
     if not chosen and len(arrays) == 1:
         chosen = {"train": next(iter(arrays.values()))}
@@ -237,17 +267,34 @@ def _numpy(path: Path) -> Splits:
 
 def _pixels(array: Any, path: Path) -> Array:
     """An array of images as uint8 (N, H, W, C); floats are taken as [0, 1]."""
-    if array.ndim == 3:
-        array = array[..., None]
-    elif array.ndim == 4 and array.shape[-1] > 4 and array.shape[1] <= 4:
-        array = np.moveaxis(array, 1, -1)
-    if array.ndim != 4 or 0 in array.shape:
+    if array.ndim not in (3, 4) or 0 in array.shape:
         raise IhdmError(f"{path} has shape {array.shape}; expected (N, H, W), (N, H, W, C) or (N, C, H, W)")
+    if array.ndim == 3 and array.shape[-1] <= USUAL_CHANNELS:
+        raise IhdmError(
+            f"{path} has shape {array.shape}, which may be one image in colour, or many that are {array.shape[-1]} "
+            f"pixels wide; save it as (N, H, W, C), with N or C = 1"
+        )
+    array = array[..., None] if array.ndim == 3 else _channels_last(array, path)
     if np.issubdtype(array.dtype, np.floating) and array.size and array.min() >= 0 and array.max() <= 1:
         array = np.round(array * 255).astype(np.uint8)
     if array.dtype != np.uint8:
         found = f"{array.dtype} values from {array.min():g} to {array.max():g}"
         raise IhdmError(f"{path} holds {found}; expected uint8, or floating point in [0, 1]")
+    return array
+
+
+def _channels_last(array: Any, path: Path) -> Any:
+    """(N, H, W, C) from that or (N, C, H, W): channels are fewer than pixels. If they are many, say what was found."""
+    first, last = array.shape[1], array.shape[-1]
+    if first == last:
+        raise IhdmError(
+            f"{path} has shape {array.shape}, which may be (N, H, W, C) or (N, C, H, W): one of the axes 1 and 3 holds "
+            f"the channels, and is shorter than the other"
+        )
+    shape, array = array.shape, np.moveaxis(array, 1, -1) if first < last else array
+    if (first <= USUAL_CHANNELS) == (last <= USUAL_CHANNELS):
+        n, height, width, channels = array.shape
+        print(f"{path}, of shape {shape}, is read as {n:,} images of {height}x{width} with {channels} channels")
     return array
 
 
@@ -267,8 +314,10 @@ def hub_splits(source: str, name: str, **options: Any) -> dict[str, tuple[Any, s
     except Exception as error:  # the hub's client raises many kinds; each is a failed download
         problem = f"{name} could not be downloaded from the hub ({type(error).__name__}: {error})"
         raise IhdmError(_not_here(source, problem)) from error
-    splits = {_split_word(split): rows for split, rows in loaded.items() if split in SPLIT_WORDS}
-    return {split: (rows, _image_column(name, rows)) for split, rows in splits.items()}
+    splits = {SPLIT_WORDS[split.lower()]: rows for split, rows in loaded.items() if split.lower() in SPLIT_WORDS}
+    columns = {split: _image_column(name, rows) for split, rows in splits.items()}
+    undecoded = datasets.Image(decode=False)
+    return {s: (rows.cast_column(columns[s], undecoded), columns[s]) for s, rows in splits.items()}
 
 
 def _not_here(source: str, problem: str) -> str:
