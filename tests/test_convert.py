@@ -232,6 +232,21 @@ def test_an_archive_that_unpacks_to_more_than_itself_is_refused(tmp_path):
         read_checkpoint(written(tmp_path / "long.pth", long))
 
 
+def long1(number: int) -> bytes:
+    content = number.to_bytes((number.bit_length() + 8) // 8, "little")
+    return b"\x8a" + bytes([len(content)]) + content
+
+
+COLLIDING = b"\x80\x02}(" + b"".join(long1(i * (2**61 - 1)) + b"N" for i in range(1, 200_000)) + b"u."
+
+
+def huge_shape(axes: int) -> bytes:
+    """A tensor of that many axes, each as long as a pickle can say in few bytes."""
+    shape = b"(" + long1(2**1500) * axes + b"tq\x00"
+    storage = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x02tQ"
+    return b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\x00" + shape + b"h\x00\x89}tR."
+
+
 @pytest.mark.parametrize(
     ("program", "message"),
     [
@@ -245,8 +260,11 @@ def test_an_archive_that_unpacks_to_more_than_itself_is_refused(tmp_path):
         (b"\x80\x02.", "cannot be read"),  # nothing made
         (b"\x80\x02(t\x85.", "no checkpoint of the authors' code"),
         (b"\x80\x02\x87.", "cannot be read"),
-        (b"\x80\x02Nr\xff\xff\xff\x7f.", "no checkpoint of the authors' code"),  # a memo with a distant place
+        (b"\x80\x02Nr\xff\xff\xff\x7f.", "counts what it remembers"),  # a memo with a distant place
         (b"\x80\x02NN\x86q\x00" + b"h\x00h\x00\x86q\x00" * 60 + b"}h\x00Ns.", "keys that are neither"),  # 2^60 Nones
+        (COLLIDING, "keys that are neither"),
+        (b"\x80\x02N" + b"".join(b"r" + struct.pack("<I", i << 12) for i in range(2**16)) + b".", "remembers"),
+        (huge_shape(20_000), "an impossible shape"),
         (b"\x80\x02X\xff\xff\xff\x7fabc.", "cannot be read"),  # text of two gigabytes
         (b"\x80\x02cbuiltins\neval\nX\x01\x00\x00\x001\x85R.", "asks for 'builtins.eval'"),
         (b"\x80\x02ctorch\nFloatStorage\n)R.", "which torch.save does not do"),
@@ -255,7 +273,7 @@ def test_an_archive_that_unpacks_to_more_than_itself_is_refused(tmp_path):
 )
 def test_programs_that_are_no_checkpoint_are_refused(tmp_path, program, message):
     with pytest.raises(IhdmError, match=message):
-        read_checkpoint(written(tmp_path / "x.pth", {"x/data.pkl": program}))
+        read_checkpoint(written(tmp_path / "x.pth", {"x/data.pkl": program, "x/data/0": bytes(8)}))
 
 
 def test_files_that_are_no_archive_are_refused(tmp_path):

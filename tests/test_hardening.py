@@ -6,7 +6,10 @@ import contextlib
 import gzip
 import json
 import os
+import shutil
 import struct
+import subprocess
+import sys
 import tarfile
 import warnings
 import zipfile
@@ -23,7 +26,7 @@ from PIL import Image
 
 from ihdm.config import Config, DataConfig, load_config, setting_rows
 from ihdm.data import load_images
-from ihdm.errors import IhdmError
+from ihdm.errors import IhdmError, UsageError
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig, locate
 
@@ -225,6 +228,13 @@ def test_changed_model_folders_are_read_or_refused(data, folder):
         (folder / name).write_bytes(original)
 
 
+@pytest.mark.parametrize("text", [f"x = {'9' * 5000}", "x = " + "[" * 50_000, "x" * 10**6, "[" * 10**5])
+def test_preset_files_beyond_what_python_reads_are_refused(text, tmp_path):
+    (tmp_path / "own.toml").write_text(text)
+    with pytest.raises(UsageError, match=r"own\.toml is not valid TOML"):
+        load_config(str(tmp_path / "own.toml"))
+
+
 @pytest.mark.accident("damaged files", "any JSON in a model's config; read, or refused in words")
 @QUICK
 @given(tree=JSON, key=st.sampled_from(["process", "sampling", "network", "shape", "data", "steps", "origin"]))
@@ -238,6 +248,51 @@ def test_any_json_is_a_config_or_refused(tree, key, folder):
         pass
     finally:
         (folder / "config.json").write_text(original)
+
+
+HUGE = [
+    {"network": {"channels": 65_536, "multipliers": [64] * 16, "blocks": 64}},
+    {"network": {"channels": 2048, "blocks": 8}},
+    {"network": {"multipliers": [1] * 20_000}},
+    {"network": {"attention": [0] * 20_000}},
+    {"shape": [1, 2**39, 2**39]},
+    {"shape": [2**30, 4, 4]},
+    {"shape": [1, 4096, 4096]},
+    {"process": {"skip": "identity"}, "shape": [1, 4096, 4096]},
+    {"process": {"K": 10**12}},
+]
+
+
+LOADING = """
+import resource, sys
+from pathlib import Path
+from ihdm.errors import IhdmError
+from ihdm.model import Model
+
+Model.from_pretrained("mnist")  # whatever a first time needs
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, used + 2**30))
+for folder in sys.argv[1:]:
+    try:
+        Model.from_pretrained(folder)
+    except IhdmError as error:
+        print("refused:", error)
+"""
+
+
+@pytest.mark.accident("a model folder that asks for much", "in its config; refused before the memory is taken")
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited as Linux does it")
+def test_what_a_folder_asks_for_is_bounded_by_its_weights(folder, tmp_path):
+    """In a process that may take a gigabyte more than it has at its start."""
+    copies = [shutil.copytree(folder, tmp_path / str(number)) for number in range(len(HUGE))]
+    for copy, changes in zip(copies, HUGE):
+        tree = json.loads((copy / "config.json").read_text())
+        for key, value in changes.items():
+            tree[key] = tree[key] | value if isinstance(value, dict) else value
+        (copy / "config.json").write_text(json.dumps(tree))
+    words = [sys.executable, "-c", LOADING, *map(str, copies)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.stdout.count("refused:") == len(HUGE), done.stderr[-2000:]
 
 
 @pytest.mark.accident("damaged files", "absurd headers in safetensors; refused in words")

@@ -233,7 +233,7 @@ def load_config(preset: str, settings: Iterable[str] = ()) -> Config:
 def config_from_toml(text: str, origin: str) -> Config:
     try:
         tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of numbers and brackets beyond what Python reads
         raise UsageError(f"{origin} is not valid TOML: {error}") from error
     tree.pop("about", None)
     return Config().with_tree(from_0_1(tree))

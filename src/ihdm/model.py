@@ -27,7 +27,7 @@ from ihdm.model_folder import (
     write_config,
     write_tensors,
 )
-from ihdm.networks import build_network
+from ihdm.networks import build_network, weight_shapes
 from ihdm.noise import Noise, SeededNoise
 from ihdm.pixels import to_bytes
 from ihdm.processes import Process, restoring
@@ -265,10 +265,10 @@ class Model(nn.Module):
         """Read a model folder, or download one from the Hugging Face hub by its name, owner/model."""
         folder = locate(name)
         config = read_config(folder)
-        network = build_network(config)
         tensors = read_tensors(folder / WEIGHTS)
-        expected = {NETWORK + name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+        expected = {NETWORK + name: shape for name, shape in weight_shapes(config).items()}
         check_weights(folder / WEIGHTS, {n: t for n, t in tensors.items() if n.startswith(NETWORK)}, expected)
+        network = build_network(config)  # not before it is known to be as large as its weights
         network.load_state_dict(_with_prefix(tensors, NETWORK))
         state = {name: tensor for name, tensor in tensors.items() if not name.startswith(NETWORK)}
         if (folder / PRIOR).exists():

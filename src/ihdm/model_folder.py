@@ -21,6 +21,7 @@ from ihdm.errors import IhdmError
 from ihdm.registry import PROCESSES
 
 CONFIG, WEIGHTS, PRIOR, CARD = "config.json", "model.safetensors", "prior.safetensors", "README.md"
+MOST_CHANNELS, MOST_PIXELS = 1024, 2**24  # of an image
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ def read_config(folder: Path) -> ModelConfig:
         rest = {name: tree.pop(name) for name in ("shape", "data", "steps", "origin") if name in tree}
         settings = Config().with_tree({"process": tree["process"], "network": tree["network"]} | from_0_1(tree))
         channels, height, width = (_count(n, 1) for n in rest["shape"])
+        if channels > MOST_CHANNELS or height * width > MOST_PIXELS:
+            raise ValueError(f"images of {channels} x {height} x {width} are larger than any model's")
         words = str(rest["data"]), _count(rest["steps"], 0), str(rest.get("origin", ""))
         parts = settings.process, settings.sampling, settings.network
         return ModelConfig(*parts, (channels, height, width), *words)

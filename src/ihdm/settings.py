@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from ihdm.errors import UsageError
 
 AUTO = "auto"  # how a setting that is None, "choose for me", is written
+LONGEST = 16  # numbers in a setting that takes several
 
 
 def setting(
@@ -121,6 +122,8 @@ def _converted_tuple(name: str, kind: Any, value: Any) -> tuple[int, ...]:
         items *= 2
     if pair and len(items) != 2:
         raise UsageError(f"{name} must be one number or two, height x width, not {value!r}")
+    if len(items) > LONGEST:
+        raise UsageError(f"{name} takes at most {LONGEST} numbers, not {len(items):,}")
     return tuple(_converted(name, item, part) for part in items)
 
 

@@ -20,6 +20,8 @@ from torch import Tensor
 from ihdm.errors import IhdmError
 
 LARGEST_PICKLE = 2**22  # bytes of data.pkl, which is 0.5 MB for the largest networks of the paper
+MOST_AXES, LARGEST = 8, 2**62  # of a tensor; the largest number in its shape
+LARGEST_KEY = 2**20  # numbers as keys of a dict: those of an optimiser's parameters
 
 STORAGES = {
     "torch DoubleStorage": torch.float64,
@@ -75,7 +77,8 @@ class StoredTensor:
 
     def __post_init__(self) -> None:
         numbers = (self.offset, *self.shape, *self.stride)
-        if len(self.shape) != len(self.stride) or not all(type(n) is int and n >= 0 for n in numbers):
+        possible = len(self.shape) == len(self.stride) <= MOST_AXES
+        if not possible or not all(type(n) is int and 0 <= n < LARGEST for n in numbers):
             raise ValueError("a tensor has an impossible shape")
         last = self.offset + sum((n - 1) * step for n, step in zip(self.shape, self.stride))
         if math.prod(self.shape) and last >= self.storage.count:
@@ -164,6 +167,8 @@ class _Machine:
         elif name in ("EMPTY_DICT", "EMPTY_LIST"):
             stack.append({} if name == "EMPTY_DICT" else [])
         elif name in ("BINPUT", "LONG_BINPUT"):
+            if argument > len(self.memo):
+                raise ValueError("data.pkl counts what it remembers in another way than torch.save")
             self.memo[argument] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
             stack.append(self.memo[argument])
@@ -178,8 +183,8 @@ class _Machine:
             _of(list, stack[-1]).extend(values)
         elif name in ("SETITEM", "SETITEMS"):
             values = self._popped(2) if name == "SETITEM" else self._since_mark()
-            if not all(type(key) in (str, int) for key in values[::2]):  # tuples in tuples take for ever to look up
-                raise ValueError("a dict with keys that are neither text nor numbers")
+            if not all(map(_is_key, values[::2])):
+                raise ValueError("a dict with keys that are neither text nor small numbers")
             _of(dict, stack[-1]).update(zip(values[::2], values[1::2], strict=True))
         elif name == "GLOBAL":
             stack.append(self._name(argument))
@@ -230,6 +235,11 @@ def _called(function: str, arguments: tuple[Any, ...]) -> Any:
     if function in NUMPY:
         return Ignored()
     raise ValueError(f"{function.replace(' ', '.')} is called, which torch.save does not do")
+
+
+def _is_key(key: Any) -> bool:
+    """Whether it is looked up at once: tuples in tuples, and numbers chosen to collide, take for ever."""
+    return type(key) is str or (type(key) is int and 0 <= key < LARGEST_KEY)
 
 
 def _of(kind: type, value: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from ihdm.errors import UsageError
@@ -39,6 +40,13 @@ def build_network(config: Described, checkpoint: bool = False) -> nn.Module:
     return network
 
 
+def weight_shapes(config: Described) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of a network's weights, which take no memory to look at."""
+    with torch.device("meta"):
+        network = build_network(config)
+    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+
+
 def _demanded(network: nn.Module) -> list[str]:
     """What a network cannot be called without."""
     named = inspect.signature(network.forward).parameters.items()
@@ -63,4 +71,4 @@ def told(network: Any, condition: Tensor | None) -> Network:
     return lambda u, k: network(u, k, condition)
 
 
-__all__ = ["build_network", "float32_layers", "has_fused_path", "told"]
+__all__ = ["build_network", "float32_layers", "has_fused_path", "told", "weight_shapes"]

@@ -170,12 +170,12 @@ class InverseHeat(Diagonal):
         cls, settings: HeatSettings, sampling: HeatSampling, shape: Shape, state: Mapping[str, Tensor]
     ) -> InverseHeat:
         """Models with the identity skip of 0.1.0 did not keep their spectrum."""
-        laplacian, channels = GridLaplacian(shape[1:]), shape[0]
-        shapes: dict[str, tuple[int | None, ...]] = {"prior.coefficients": (None, channels, None)}
+        shapes: dict[str, tuple[int | None, ...]] = {"prior.coefficients": (None, shape[0], None)}
         measured = {f"spectrum.{name}": form for name, form in _spectrum_shapes(shape).items()}
         if settings.skip == "linear" or any(name in state for name in measured):
             shapes |= measured
         fitting(state, shapes)
+        laplacian = GridLaplacian(shape[1:])
         filter = GaussianFilter(laplacian.grid) if settings.blur == "gaussian" else None
         t_K = float(settings.schedule(shape[1:]).t[-1])
         prior = Prior(laplacian, t_K, state["prior.coefficients"], filter)
