@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import json
+import os
 import signal
 import struct
 import subprocess
@@ -125,7 +127,21 @@ finally: assert "torch" not in sys.modules"""
         (["sample", "model", "--same-start", "--same-noise"], 2, "the same"),
         (["train", "mnist"], 2, "IHDM_DATA"),
         (["sample", "./nowhere"], 1, "no model folder"),
-        (["sample", "model", "--n", "0"], 2, "at least 1"),
+        (["sample", "model", "--n", "0"], 2, "from 1 to"),
+        (["sample", "model", "--n", str(10**22)], 2, "from 1 to"),
+        (["sample", "model", "--batch-size", str(10**22)], 2, "--batch-size must be from 1 to"),
+        (["sample", "model", "--grid", "folder.png"], 2, "--grid takes the name of a file, and folder.png is a folder"),
+        (["sample", "model", "--gif", "folder.gif"], 2, "--gif takes the name of a file, and folder.gif is a folder"),
+        (["sample", "~nobody/x"], 1, "no model folder"),
+        (["sample", "loop"], 1, "no model folder"),
+        (["info", "digits", "--set", "trainer.batch_size=70000"], 2, "a larger trainer.accumulate"),
+        (["info", "digits", "--set", "process.sigma=1e300"], 2, "process.sigma must be"),
+        (["info", "digits", "--set", "network.multipliers=" + "1," * 30 + "1"], 2, "at most 16 numbers, not 31"),
+        (["convert", "nowhere.pth", ".", "--preset", "digits"], 2, ". exists; give the name of a new folder"),
+        (["likelihood", "model", "--data", "digits", "--n", str(10**22)], 2, "from 1 to"),
+        (["likelihood", "model", "--data", "digits", "--json", "folder.png"], 2, "is a folder"),
+        (["evaluate", "model", "--data", "digits", "--n", "-1"], 2, "from 1 to"),
+        (["app", "model", "--host", "\udcff"], 1, "cannot listen on"),
         (["sample", "model", "--delta-ratio", "-1"], 2, "delta_ratio must be at least 0, not -1"),
         (["restore", "model", "nowhere.png"], 1, "there is no file nowhere.png"),
         (["restore", "model", "a-file"], 1, "a-file is not an image"),
@@ -137,7 +153,7 @@ finally: assert "torch" not in sys.modules"""
         (["restore", "model", "fit.png", "--blur-width", "7"], 2, "from 0 to 6 pixels"),
         (["restore", "model", "small.png", "--blur-width", "2"], 2, "follows from its size"),
         (["restore", "model", "dot.png"], 2, "too small"),
-        (["restore", "model", "fit.png", "--n", "0"], 2, "at least 1"),
+        (["restore", "model", "fit.png", "--n", "0"], 2, "from 1 to"),
         (["restore", "model", "fit.png", "--delta-ratio", "nan"], 2, "delta_ratio must be a finite number"),
         (["restore", "model", "fit.png", "--out", "a-file"], 1, "a-file"),
         (["info", "./nowhere"], 1, "no model folder"),
@@ -146,6 +162,9 @@ finally: assert "torch" not in sys.modules"""
 )
 def test_wrong_words_end_with_a_message_and_a_code(words, code, message, model, capsys, monkeypatch, tmp_path):
     (tmp_path / "a-file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("folder.png", "folder.gif"):
+        (tmp_path / name).mkdir()
     for name, size in {"fit": (8, 8), "small": (4, 4), "dot": (1, 1), "large": (9, 9), "oblong": (6, 4)}.items():
         Image.new("L", size).save(tmp_path / f"{name}.png")
     (tmp_path / "huge.png").write_bytes(huge_png(50_000, 50_000))
@@ -261,6 +280,56 @@ def test_a_model_that_takes_few_steps_can_be_told_to_take_the_papers(model, caps
     assert np.array_equal(pixels(f"{model}-soft"), pixels("quick-soft"))
     Image.new("L", (8, 8), 128).save("fit.png")
     main(["restore", "quick", "fit.png", "--blur-width", "1.5", "--sampler", "paper", "--n", "1"])
+
+
+@pytest.mark.accident("names that are not UTF-8", "of images, data, runs and results; read and written")
+def test_names_that_are_not_utf8_are_read_written_and_printed(model, tmp_path, capfdbinary):
+    data, run, out = (os.fsdecode(name) for name in (b"photos\xff", b"run\xfe", b"out\xfd.png"))
+    Path(data).mkdir()
+    for i in range(4):
+        Image.new("L", (8, 8), 50 * i).save(os.path.join(data, f"{i}\udcfc.png"))
+    settings = ["network.channels=4", "network.multipliers=1", "network.attention=none", "network.blocks=1"]
+    settings += ["process.K=3", "trainer.batch_size=2", "trainer.samples=2", "engine.device=cpu"]
+    for steps in (2, 3):  # the second goes on
+        main(["train", "digits", "--data", data, "--run", run, "--set", *settings, f"trainer.steps={steps}"])
+    main(["info", run])
+    main(["sample", run, "--n", "2", "--grid", out])
+    main(["restore", model, os.path.join(data, "1\udcfc.png"), "--n", "1", "--out", run + "/restored"])
+    assert Path(out).exists() and Path(run, "restored", "00.png").exists()
+    assert b"out\\udcfd.png" in capfdbinary.readouterr().out
+    (Path(data) / "broken\udcfb.png").write_bytes(b"")
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "digits", "--data", data, "--run", "other"])
+    assert stop.value.code == 1 and b"broken\\udcfb.png is not an image" in capfdbinary.readouterr().err
+
+
+def test_a_terminal_that_knows_few_letters_is_put_up_with(model, monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    monkeypatch.setattr("sys.stdout", terminal)
+    main(["sample", model, "--n", "1", "--grid", "é.png"])
+    assert Path("é.png").exists() and terminal.buffer.getvalue().endswith(b"\\xe9.png\n")
+
+
+def test_without_a_home_everything_works(model, monkeypatch, tmp_path, capsys):
+    for name in ("HOME", "IHDM_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda _: (_ for _ in ()).throw(KeyError("nobody")))
+    Path("photos").mkdir()
+    for i in range(4):
+        Image.new("L", (8, 8), 50 * i).save(f"photos/{i}.png")
+    main(["info", "digits", "--data", "photos"])
+    main(["sample", model, "--n", "1"])
+    refused(["sample", "~/model"], 1, "there is no model folder ~/model", capsys)
+
+
+def test_half_of_torchruns_environment_is_refused(model, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    refused(["sample", model, "--n", "1"], 2, "start them with torchrun, or unset WORLD_SIZE", capsys)
+    refused(["train", "digits", "--run", "run"], 2, "start them with torchrun, or unset WORLD_SIZE", capsys)
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    refused(["sample", model, "--n", "1"], 2, "WORLD_SIZE is 'two'", capsys)
 
 
 def test_bad_images_end_with_their_name_and_code_1(tmp_path, capsys):

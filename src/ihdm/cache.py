@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from functools import cache
 from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """$IHDM_CACHE, or ihdm in the user's cache folder."""
+    """$IHDM_CACHE, or ihdm in the user's cache folder; for one without a home, a folder until the program ends."""
     own, shared = os.environ.get("IHDM_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own) if own else Path(shared or Path.home() / ".cache") / "ihdm"
+    if own:
+        return Path(own)
+    try:
+        return Path(shared or Path.home() / ".cache") / "ihdm"
+    except RuntimeError:
+        return Path(_temporary().name)
+
+
+@cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="ihdm-")

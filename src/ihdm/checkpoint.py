@@ -12,10 +12,10 @@ from typing import Any
 
 import safetensors
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ihdm.disk import replaced_folder
+from ihdm.disk import load_tensors, replaced_folder
 from ihdm.errors import IhdmError
 from ihdm.sharding import divided_like, whole
 
@@ -109,7 +109,7 @@ def load(path: Path, state: TrainingState) -> dict[str, Any]:
         kinds = {"step": int, "data": str, "processes": int}
         facts: dict[str, Any] = {name: kind(manifest[name]) for name, kind in kinds.items()}
         facts["places"] = _checked_places(manifest.get("places"))
-        tensors = {name: load_file(path / name) for name in (NETWORK, AVERAGE, OPTIMIZER)}
+        tensors = {name: load_tensors(path / name) for name in (NETWORK, AVERAGE, OPTIMIZER)}
         _load(state.network, tensors[NETWORK])
         _load(state.average, tensors[AVERAGE])
         _load_optimizer(state.optimizer, tensors[OPTIMIZER])

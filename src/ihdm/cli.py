@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
 
@@ -45,6 +46,9 @@ VERBS: dict[str, Callable[..., None]] = {
 def main(words: list[str] | None = None) -> None:
     """Run the verb that the words name; print errors without a traceback."""
     words = sys.argv[1:] if words is None else words
+    for stream in (sys.stdout, sys.stderr):  # which may not know the letters of a file's name
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         if not words or words[0] in ("-h", "--help", "help"):
             print(_overview())

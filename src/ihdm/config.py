@@ -60,15 +60,15 @@ class TrainerConfig:
     steps: int = setting(400_000, "optimiser steps", least=1, most=1e12)
     batch_size: int = setting(128, "images per step, over all processes", least=1, most=1e6)
     accumulate: int = setting(1, "parts in which a batch is computed, one after the other, to save memory", least=1)
-    lr: float = setting(2e-4, "learning rate of Adam", above=0)
+    lr: float = setting(2e-4, "learning rate of Adam", above=0, most=1e3)
     warmup: int = setting(5000, "steps over which the learning rate rises from 0", least=0)
     decay: float = setting(0.0, "share of the steps, at the end, over which it falls to 0", least=0, most=1)
-    clip: float = setting(1.0, "largest gradient norm", above=0)
+    clip: float = setting(1.0, "largest gradient norm", least=1e-12, most=1e12)
     ema: float = setting(0.999, "decay of the averaged weights", least=0, most=0.999999)
     seed: int = setting(0, "every step is a function of the settings and its number", least=0, most=2**63 - 1)
     log_every: int = setting(50, "steps between lines of log.jsonl", least=1)
     sample_every: int = setting(10_000, "steps between pictures of samples", least=1)
-    samples: int = setting(36, "images in such a picture", least=1)
+    samples: int = setting(36, "images in such a picture", least=1, most=10_000)
     checkpoint_every: int = setting(5000, "steps between checkpoints and held-out losses", least=1)
     keep: int = setting(2, "checkpoints kept", least=1)
     keep_every: int = setting(0, "steps between checkpoints that are kept for good; 0: none", least=0)
@@ -252,6 +252,6 @@ def config_to_toml(config: Config) -> str:
 def read_text(path: Path) -> str:
     """The text of a file that a user named or may have changed."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return path.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
         raise IhdmError(f"cannot read {path}: {error}") from error

@@ -7,8 +7,25 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ihdm.errors import IhdmError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def expanded(path: str | Path) -> Path:
+    """A path that a user typed, with a home folder in the place of ~, if there is one."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # there is no such user, or nobody knows where his home is
+        return Path(path)
+
+
+def real(path: Path) -> Path:
+    """Absolute, links followed; of links in a circle as far as they can be."""
+    return Path(os.path.realpath(path))
 
 
 @contextlib.contextmanager
@@ -17,7 +34,7 @@ def replaced_folder(path: Path) -> Iterator[Path]:
 
     A link is followed. What others have put into the folder that was there goes into the new one.
     """
-    path = path.resolve()
+    path = real(path)
     if path.exists() and not path.is_dir():
         raise IhdmError(f"{path} is a file where a folder is to be written; move it away")
     fresh, stale = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
@@ -47,11 +64,22 @@ def replaced_folder(path: Path) -> Iterator[Path]:
 def replaced_text(path: Path, text: str) -> None:
     """Write a file that is whole, the old or the new."""
     fresh = path.with_name(f".{path.name}.new")
-    with fresh.open("w", encoding="utf-8") as file:
+    with fresh.open("w", encoding="utf-8", errors="surrogateescape") as file:  # for names of files that are not UTF-8
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(fresh, path)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, also of one whose name is not UTF-8, which safetensors cannot open."""
+    from safetensors.torch import load, load_file
+
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return load(path.read_bytes())
+    return load_file(path)
 
 
 def _carry_over(old: Path, new: Path) -> None:

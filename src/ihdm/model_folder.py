@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from ihdm.config import Config, read_text
+from ihdm.disk import expanded, load_tensors
 from ihdm.earlier import from_0_1
 from ihdm.errors import IhdmError
 from ihdm.registry import PROCESSES
@@ -54,7 +55,7 @@ def shipped() -> dict[str, Path]:
 
 def locate(name: str | Path) -> Path:
     """The model folder or run folder of that name, a model that comes with the package, or one from the hub."""
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     for candidate in (folder, folder / "model"):
         if (candidate / CONFIG).exists():
             return candidate
@@ -67,9 +68,9 @@ def locate(name: str | Path) -> Path:
             f"there is no model folder {name}; train one with `ihdm train`, take one that is here already "
             f"({', '.join(shipped())}), or give owner/name on the hub"
         )
-    from huggingface_hub import snapshot_download
-
     try:
+        from huggingface_hub import snapshot_download
+
         return Path(snapshot_download(str(name), allow_patterns=[CONFIG, WEIGHTS, PRIOR, CARD]))
     except Exception as error:  # the hub's client raises many kinds; each is a failed download
         raise IhdmError(
@@ -115,7 +116,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not path.exists():
         raise IhdmError(f"{path.parent} is not a complete model folder: {path.name} is missing")
     try:
-        return load_file(path)
+        return load_tensors(path)
     except PermissionError as error:
         raise IhdmError(f"{path} may not be read by this user") from error
     except (OSError, safetensors.SafetensorError) as error:

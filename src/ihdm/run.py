@@ -18,7 +18,7 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 from ihdm.config import Config, config_from_toml, differences, read_text
-from ihdm.disk import replaced_text
+from ihdm.disk import real, replaced_text
 from ihdm.errors import IhdmError, UsageError
 
 # Settings that may change between one part of a run and the next.
@@ -80,7 +80,7 @@ def _check_writable(run: Path, option: str) -> None:
                 f"{place} is a {'folder' if place.is_dir() else 'file'}, and the run needs that name for a "
                 f"{'file' if place.is_dir() else 'folder'}; move it away, or give another folder with {option}"
             )
-        present = next((path for path in (place, *place.resolve().parents) if path.exists()), place)
+        present = next((path for path in (place, *real(place).parents) if path.exists()), place)
         if not os.access(present, os.W_OK | (os.X_OK if present.is_dir() else 0)):
             raise IhdmError(
                 f"{run} cannot be written to: {present} is read-only for this user; change its permissions, or give "
@@ -109,7 +109,10 @@ class Log:
         if importlib.util.find_spec("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(run / "tensorboard", purge_step=step + 1)
+            try:
+                self._board = SummaryWriter(run / "tensorboard", purge_step=step + 1)
+            except UnicodeEncodeError:
+                print(f"warning: TensorBoard cannot write to {run}, whose name is not UTF-8", file=sys.stderr)
 
     def write(self, step: int, facts: dict[str, float]) -> None:
         with self.path.open("a") as file:

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from ihdm.errors import UsageError
 
 AUTO = "auto"  # how a setting that is None, "choose for me", is written
+MOST = 2**63  # beyond which a number is of no use
 LONGEST = 16  # numbers in a setting that takes several
 
 
@@ -135,4 +136,4 @@ def _number(value: int | float | str) -> int | float | None:
             break
         except ValueError:
             continue
-    return None if isinstance(value, str) or abs(value) > 1e300 else value
+    return None if isinstance(value, str) or abs(value) > MOST else value

@@ -10,6 +10,8 @@ from datetime import timedelta
 import torch
 from torch import Tensor, distributed
 
+from ihdm.errors import UsageError
+
 PATIENCE = timedelta(hours=12)  # one process may have to wait for another's share of a long job
 
 
@@ -51,6 +53,20 @@ class Workers:
         return bool(self.join(torch.tensor([value])).all())
 
 
+def count() -> int:
+    """How many processes this job has, as torchrun tells each of them in its environment."""
+    told = {name: os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")}
+    if told["WORLD_SIZE"] in ("", "1"):
+        return 1
+    numbers = [told[name] for name in told if name != "MASTER_ADDR"]
+    if not all(number.isdecimal() for number in numbers) or not told["MASTER_ADDR"]:
+        raise UsageError(
+            f"WORLD_SIZE is {told['WORLD_SIZE']!r}, as if torchrun had started several processes, but not all of "
+            f"{', '.join(told)} are as it sets them; start them with torchrun, or unset WORLD_SIZE"
+        )
+    return int(told["WORLD_SIZE"])
+
+
 def meet(backend: str, timeout: timedelta | None = None) -> None:
     """Form the group of all processes of this job, if there are several and it is not formed yet.
 
@@ -58,27 +74,26 @@ def meet(backend: str, timeout: timedelta | None = None) -> None:
     each may find the others' old addresses, and wait there for ever: so every attempt has its own part of the store.
     Of several machines each counts its own attempts, so that they cannot agree on one.
     """
-    count, local = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    if count == 1 or distributed.is_initialized():
+    processes, local = count(), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if processes == 1 or distributed.is_initialized():
         return
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or local != count:
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or local != processes:
         distributed.init_process_group(backend, timeout=timeout)
         return
     rank, attempt = int(os.environ["RANK"]), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), count, is_master=False)
+    store = distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), processes, is_master=False)
     own = distributed.PrefixStore(f"attempt-{attempt}", store)
-    distributed.init_process_group(backend, store=own, rank=rank, world_size=count, timeout=timeout)
+    distributed.init_process_group(backend, store=own, rank=rank, world_size=processes, timeout=timeout)
 
 
 @contextlib.contextmanager
 def together() -> Iterator[Workers]:
     """All processes of this job, as torchrun describes them in the environment."""
-    count = int(os.environ.get("WORLD_SIZE", 1))
-    if count == 1:
+    if count() == 1:
         yield Workers()
         return
     meet("gloo", PATIENCE)
     try:
-        yield Workers(distributed.get_rank(), count)
+        yield Workers(distributed.get_rank(), count())
     finally:
         distributed.destroy_process_group()

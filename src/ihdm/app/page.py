@@ -91,9 +91,10 @@ def free_port(host: str, port: int) -> int:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
             return int(listener.getsockname()[1])
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of names that no host can have
+        reason = getattr(error, "strerror", None) or error
         raise IhdmError(
-            f"cannot listen on {host}, port {port} ({error.strerror}); choose another --port (0: any that is free), "
+            f"cannot listen on {host}, port {port} ({reason}); choose another --port (0: any that is free), "
             "or another --host"
         ) from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -103,9 +104,9 @@ def _readable(pictures: Pictures, skip: bool, warn: bool = True) -> Pictures:
 
 
 def _name(source: str) -> str:
-    """What a set is called in models, where a path would tell too much."""
+    """What a set is called in models, where a path would tell too much; names that are not UTF-8 are made so."""
     path = Path(source)
-    return path.name if path.is_absolute() else source
+    return os.fsencode(path.name if path.is_absolute() else source).decode("utf-8", "replace")
 
 
 def _stays_outside(config: DataConfig, train: Pictures) -> bool:

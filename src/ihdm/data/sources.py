@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from ihdm.data.images import NAMED_MOST, SUFFIXES, Array, Files, Pictures, Rows, Stack, TarMembers, ZipMembers
 from ihdm.data.listing import files_below
+from ihdm.disk import expanded, real
 from ihdm.errors import IhdmError, UsageError, unknown
 
 Splits = Mapping[str, Pictures]  # "train", and "test" where there is one
@@ -74,7 +75,7 @@ def locate(source: str) -> Path | str:
         folder = os.environ.get("IHDM_DATA")
         places = [Path(folder, file) for file in NAMED[source].files] if folder else []
         return next((place for place in places if place.exists()), NAMED[source].hub)
-    path = Path(source).expanduser()
+    path = expanded(source)
     if not path.exists():
         if "/" in source or path.suffix:
             raise IhdmError(f"there is no {source}; --data takes a folder or file of images, or a named set")
@@ -85,8 +86,8 @@ def locate(source: str) -> Path | str:
 def absolute(source: str) -> str:
     """The source, to be found again from any folder: a path made absolute, a name as it is."""
     named = source in ("", "digits", *NAMED) or source.startswith("hf:")
-    path = Path(source).expanduser()
-    return str(path.resolve()) if not named and path.exists() else source
+    path = expanded(source)
+    return str(real(path)) if not named and path.exists() else source
 
 
 def _path(path: Path) -> Splits:

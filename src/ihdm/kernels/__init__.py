@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ihdm.errors import UsageError
+
 WHOLE = 16_384  # elements: up to so many, a program holds all pixels of its channels in registers
 TILE = 4096  # elements that it holds otherwise
 CHUNK = 1024  # pixels of a large map that it goes through
@@ -151,7 +153,10 @@ class _Work:
     def __init__(self, parts: Sequence[Tensor], groups: int, silu: bool, dropout: float):
         self.images = len(parts[0])
         if self.images > MOST_IMAGES:
-            raise ValueError(f"a GPU takes at most {MOST_IMAGES:,} images at a time, not {self.images:,}")
+            raise UsageError(
+                f"a GPU takes at most {MOST_IMAGES:,} images at a time, not {self.images:,}; a larger "
+                f"trainer.accumulate takes a batch in smaller parts"
+            )
         widths, pixels = [part.shape[1] for part in parts], parts[0].shape[2] * parts[0].shape[3]
         self.channels = sum(widths)
         size = self.channels // groups

@@ -42,9 +42,11 @@ class HeatSettings:
     """The forward process, and what the network learns (App. B.4-B.5)."""
 
     K: int = setting(200, "number of levels", least=1, most=100_000)
-    sigma: float = setting(0.01, "noise in training", least=0)
-    sigma_B_min: float = setting(0.5, "blur width of level 1, in pixels", above=0)
-    sigma_B_max: float | None = setting(None, "blur width of level K, in pixels; auto: 3/4 of the longer side", above=0)
+    sigma: float = setting(0.01, "noise in training", least=0, most=100)
+    sigma_B_min: float = setting(0.5, "blur width of level 1, in pixels", least=1e-6)
+    sigma_B_max: float | None = setting(
+        None, "blur width of level K, in pixels; auto: 3/4 of the longer side", above=0, most=1e6
+    )
     skip: Literal["identity", "linear"] = setting(
         "identity", "what the network's output is added to: the image, as in the paper, or its best linear prediction"
     )
@@ -81,7 +83,7 @@ class HeatSampling(Steps):
     """By the paper's steps, with delta, or by exact steps, with eta."""
 
     sampler: Literal["paper", "exact"] = setting("paper", "the paper's steps, or those of the exact posterior")
-    delta_ratio: float = setting(1.25, "paper: noise delta of a step, in units of sigma", least=0)
+    delta_ratio: float = setting(1.25, "paper: noise delta of a step, in units of sigma", least=0, most=1e6)
     eta: float = setting(1.0, "exact: fresh noise in a step; 1 the posterior's, 0 none", least=0, most=1)
     order: int = setting(
         2, "exact: 2, steps learn from the one before, which pays if they are few; or 1", least=1, most=2

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import arg
 
 from ihdm.config import Device, Precision
+from ihdm.disk import expanded, real
 from ihdm.errors import IhdmError
 from ihdm.verbs.words import ModelName
 
@@ -45,6 +45,6 @@ def app(
     place = choose_device(device)
     loaded = placed(Model.from_pretrained(model), place)
     pixels = math.prod(loaded.config.shape[1:])
-    name = Path(model).resolve()
+    name = real(expanded(model))
     shown = name.parent.name if name.name == "model" else name.name
     serve(Studio(loaded, choose_precision(precision, place, pixels)), shown, host, port, open)

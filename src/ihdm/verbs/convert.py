@@ -10,6 +10,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from ihdm.config import load_config
+from ihdm.disk import real, replaced_folder
 from ihdm.errors import IhdmError, UsageError
 from ihdm.verbs.words import Settings, check_folder, with_data
 
@@ -31,12 +32,11 @@ def convert(
         data: the images it was trained on, which make the prior: a named set, folder or file; default: the preset's
     """
     config = with_data(load_config(preset, itertools.chain(*settings)), data)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or any(out.iterdir()) or real(out) == Path.cwd()):
         raise UsageError(f"{out} exists; give the name of a new folder for the model")
     check_folder(out.absolute().parent)
     from ihdm.convert import convert, differing, fitting, read_checkpoint
     from ihdm.data import load_images
-    from ihdm.disk import replaced_folder
     from ihdm.engine import keep_freed_memory
 
     keep_freed_memory()

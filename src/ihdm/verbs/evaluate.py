@@ -15,6 +15,7 @@ from ihdm.verbs.words import (
     HowToSample,
     ModelName,
     Source,
+    check_count,
     check_outputs,
     execution,
     write_json,
@@ -54,6 +55,7 @@ def evaluate(
         json: a file for all numbers
         figures: a folder for pictures of neighbours, distances and spectra
     """
+    check_count(n)
     check_outputs(json, figures)
     from ihdm import evaluation, plots, workers
     from ihdm.engine import choose_device, keep_freed_memory, placed

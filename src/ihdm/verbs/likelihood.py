@@ -8,7 +8,16 @@ from typing import Annotated, Literal
 from tyro.conf import OmitArgPrefixes, arg
 
 from ihdm.errors import UsageError
-from ihdm.verbs.words import AS_USUAL, Computing, ModelName, Source, check_outputs, execution, write_json
+from ihdm.verbs.words import (
+    AS_USUAL,
+    Computing,
+    ModelName,
+    Source,
+    check_count,
+    check_outputs,
+    execution,
+    write_json,
+)
 
 
 def likelihood(
@@ -39,8 +48,10 @@ def likelihood(
         json: a file for all numbers
         figures: a folder for a picture of the bound over delta and over levels
     """
-    if (n is not None and n < 1) or (levels is not None and levels < 2):
-        raise UsageError("--n must be at least 1, --levels at least 2 (level 1 and another)")
+    if n is not None:
+        check_count(n)
+    if levels is not None and levels < 2:
+        raise UsageError("--levels must be at least 2 (level 1 and another)")
     check_outputs(json, figures)
     from ihdm import evaluation, plots, workers
     from ihdm.data import evenly_spaced

@@ -16,6 +16,7 @@ from ihdm.verbs.words import (
     Computing,
     HowToSample,
     ModelName,
+    check_count,
     check_folder,
     execution,
 )
@@ -56,8 +57,7 @@ def restore(
         resize: crop an image and bring it to the model's size; the blur width is then that in the model's pixels
     """
     width = _pixels(blur_width)
-    if n < 1:
-        raise UsageError("--n must be at least 1")
+    check_count(n)
     from ihdm import pictures
     from ihdm.engine import choose_device, keep_freed_memory, placed
     from ihdm.model import Model

@@ -14,6 +14,8 @@ from ihdm.verbs.words import (
     Computing,
     HowToSample,
     ModelName,
+    check_count,
+    check_file,
     check_folder,
     execution,
 )
@@ -52,8 +54,7 @@ def sample(
         same_start: grow all images from one blurred image: same colours, different shapes
         same_noise: use the same noise for all: same shapes, different colours (small grey images hardly differ then)
     """
-    if n < 1:
-        raise UsageError("--n must be at least 1")
+    check_count(n)
     if same_start and same_noise:
         raise UsageError("--same-start and --same-noise together make all images the same; give one of them")
     if grid is None and gif is None and out is None:
@@ -113,7 +114,9 @@ def _check_outputs(grid: Path | None, gif: Path | None, out: Path | None) -> Non
         raise UsageError(f"--grid takes the name of a picture, such as samples.png, not {grid}")
     if gif and gif.suffix.lower() != ".gif":
         raise UsageError(f"--gif takes a name that ends in .gif, not {gif}")
-    for folder in filter(None, (grid and grid.parent, gif and gif.parent, out)):
-        check_folder(folder)
+    check_file(grid, "--grid")
+    check_file(gif, "--gif")
+    if out:
+        check_folder(out)
     if out and any(out.iterdir()):
         raise UsageError(f"--out takes an empty folder, so that no other images are among the new ones; {out} is not")

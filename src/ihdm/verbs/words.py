@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ihdm.config import Config
     from ihdm.execution import Execution
 
+MOST = 10**9  # images that a command makes
 ModelName = Annotated[Positional[str], arg(metavar="MODEL")]
 Source = Annotated[str, arg(metavar="SOURCE")]
 Settings = Annotated[
@@ -44,8 +45,8 @@ class Computing:
     """no compiled kernels and recorded steps on a GPU: it starts some seconds sooner, then is slower"""
 
     def __post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise UsageError(f"--batch-size must be at least 1, not {self.batch_size}")
+        if self.batch_size is not None:
+            check_count(self.batch_size, "--batch-size")
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,27 @@ def check_folder(folder: Path) -> None:
         raise IhdmError(f"the folder {folder} may not be written to")
 
 
+def check_count(n: int, option: str = "--n") -> None:
+    if not 1 <= n <= MOST:
+        raise UsageError(f"{option} must be from 1 to {MOST:,}, not {n}")
+
+
+def check_file(path: Path | None, option: str) -> None:
+    """Refuse a file that cannot be written, where one is wanted, and make its folder, before anything is computed."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{option} takes the name of a file, and {path} is a folder")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise IhdmError(f"the file {path} may not be written to")
+    check_folder(path.parent)
+
+
 def check_outputs(json: Path | None, figures: Path | None) -> None:
     """The same for the numbers' file and the pictures' folder, where they are wanted."""
-    if json and json.is_dir():
-        raise UsageError(f"--json takes the name of a file, and {json} is a folder")
-    for folder in (json and json.parent, figures):
-        if folder:
-            check_folder(folder)
+    check_file(json, "--json")
+    if figures:
+        check_folder(figures)
 
 
 def write_json(path: Path, tree: dict[str, Any]) -> None:
