@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -389,6 +391,19 @@ def test_a_file_that_takes_the_models_place_during_a_run_is_left_alone(tiny_conf
     with pytest.raises(IhdmError, match="is a file where a folder is to be written"):
         trainer.train()
     assert (tmp_path / "run" / "model").read_text() == "mine"
+
+
+def test_training_into_a_file_says_something_at_once_and_in_lines(tmp_path):
+    """Before torch is loaded, which takes seconds."""
+    words = ["train", "digits", "--run", str(tmp_path / "run"), "--set", "trainer.steps=3", "trainer.batch_size=4"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ihdm", *words], stdout=subprocess.PIPE, stderr=(tmp_path / "errors").open("w")
+    )
+    assert process.stdout
+    assert process.stdout.readline().startswith(b"training digits in ") and not (tmp_path / "run").exists()
+    process.communicate()
+    said = (tmp_path / "errors").read_text()
+    assert "\r" not in said and "training: 3 of 3 steps" in said.splitlines()[-1]
 
 
 def test_without_held_out_images_training_works(tiny_config, tiny_images, tmp_path):

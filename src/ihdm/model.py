@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from ihdm.data import Images, spread, unit_batches
 from ihdm.errors import IhdmError, UsageError
@@ -31,6 +30,7 @@ from ihdm.networks import build_network, weight_shapes
 from ihdm.noise import Noise, SeededNoise
 from ihdm.pixels import to_bytes
 from ihdm.processes import Process, restoring
+from ihdm.progress import progress_bar
 from ihdm.registry import PROCESSES
 from ihdm.restoration import Guided, Observation, Restored, observe
 from ihdm.sampler import States, chain, last, reverse_step
@@ -61,7 +61,7 @@ class Model(nn.Module):
                 most = min(most, OUTSIDE_MOST)
             some = spread(images, most)
             count = -(-len(some) // BATCH)
-            return tqdm(unit_batches(some, BATCH), total=count, desc=doing, unit="batch", delay=2, leave=False)
+            return progress_bar(unit_batches(some, BATCH), total=count, desc=doing, unit="batch", delay=2)
 
         kind = PROCESSES.of(config.process)
         process = kind.from_images(config.process, config.sampling, config.shape, batches)
@@ -113,7 +113,7 @@ class Model(nn.Module):
         numbers = torch.arange(first, first + size, device=self.device)
         noise = SeededNoise(seed, numbers * 0 if same_noise else numbers, self.config.shape)
         step = runner.recorded(reverse_step(process, runner.network, noise), size)
-        with tqdm(total=n, desc="sampling", unit="image", disable=not execution.progress, leave=False) as bar:
+        with progress_bar(total=n, desc="sampling", unit="image", disable=not execution.progress) as bar:
             for done in range(0, n, size):
                 count = min(size, n - done)
                 told = None if condition is None else _padded(condition[done : done + size], size).to(self.device)
@@ -224,7 +224,7 @@ class Model(nn.Module):
             raise UsageError(f"cannot make {n} images")
         seen, runner = self.observation(image, blur_width), self.runner(execution)
         size, images = runner.size(n), []
-        with tqdm(total=n, desc="restoring", unit="image", disable=not execution.progress, leave=False) as bar:
+        with progress_bar(total=n, desc="restoring", unit="image", disable=not execution.progress) as bar:
             for first in range(0, n, size):
                 count = min(size, n - first)
                 options: dict[str, Any] = {"consistent": consistent, "first": first, "execution": execution} | sampling

@@ -10,7 +10,6 @@ import copy
 import errno
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -37,6 +36,7 @@ from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.noise import Purpose, mix_seed
 from ihdm.optimisation import learning_rate
+from ihdm.progress import progress_bar
 from ihdm.run import Log, check_run, locked
 from ihdm.stopping import stop_requests
 from ihdm.training import Training
@@ -282,13 +282,14 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _bar(self) -> tqdm[Any]:
-        return tqdm(
+        return progress_bar(
             initial=self.step,
             total=self.config.trainer.steps,
             desc="training",
             unit="step",
             disable=not self.accelerator.is_main_process,
-            mininterval=0.3 if sys.stderr.isatty() else 15,
+            mininterval=0.3,
+            leave=True,
         )
 
     def say(self, message: str, file: TextIO | None = None) -> None:

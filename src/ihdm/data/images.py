@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
-from tqdm import tqdm
 
 from ihdm.errors import IhdmError, UsageError
+from ihdm.progress import progress_bar
 
 Array = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -235,7 +235,7 @@ def decode(pictures: Pictures, size: tuple[int, int] | None, channels: int | Non
 
     with (
         ThreadPoolExecutor(decoder.threads) as threads,
-        tqdm(total=len(pictures), desc="reading images", unit="image", delay=2, leave=False) as bar,
+        progress_bar(total=len(pictures), desc="reading images", unit="image", delay=2) as bar,
     ):
         for start in range(0, len(pictures), 1024):
             for _ in threads.map(fill, range(start, min(start + 1024, len(pictures)))):

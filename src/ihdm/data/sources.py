@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from ihdm.data.images import NAMED_MOST, SUFFIXES, Array, Files, Pictures, Rows, Stack, TarMembers, ZipMembers
 from ihdm.data.listing import files_below
 from ihdm.disk import expanded, real
 from ihdm.errors import IhdmError, UsageError, unknown
+from ihdm.progress import progress_bar
 
 Splits = Mapping[str, Pictures]  # "train", and "test" where there is one
 
@@ -156,7 +156,7 @@ def _zip(path: Path) -> Splits:
 
 def _tars(paths: Sequence[Path]) -> TarMembers:
     """Archives as WebDataset has them, one after the other."""
-    shown = tqdm(paths, desc="looking into archives", unit="archive", delay=2, leave=False)
+    shown = progress_bar(paths, desc="looking into archives", unit="archive", delay=2)
     return TarMembers([member for path in shown for part in _tar(path).values() for member in part.members])
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from ihdm.data import Images, spread
 from ihdm.engine import exact_device
@@ -19,6 +18,7 @@ from ihdm.model import USUAL, Model
 from ihdm.noise import SeededNoise
 from ihdm.pixels import to_unit
 from ihdm.processes import bounded
+from ihdm.progress import progress_bar
 from ihdm.workers import Workers
 
 PRIOR_BATCH = 512  # images whose distances to the prior's are computed at a time
@@ -128,7 +128,7 @@ def _answers(
     ask = runner.recorded(ask, size)
     found: list[Tensor] = []
     shown = runner.execution.progress
-    with tqdm(total=levels.numel(), desc="evaluating", unit="level", disable=not shown, leave=False) as bar:
+    with progress_bar(total=levels.numel(), desc="evaluating", unit="level", disable=not shown) as bar:
         for first in range(0, len(images), size):
             rows = torch.arange(first, first + size).clamp_max(len(images) - 1)  # all batches alike, for the recording
             own = rows[: len(images) - first]
@@ -149,8 +149,8 @@ def _answers(
 def _prior_terms(model: Model, bounding: Bounding, images: Tensor, progress: bool) -> Tensor:
     """L_K, (images, bounds), on the CPU."""
     device = exact_device(model.device)
-    batches = tqdm(
-        images.split(PRIOR_BATCH), desc="comparing with the prior", unit="batch", disable=not progress, leave=False
+    batches = progress_bar(
+        images.split(PRIOR_BATCH), desc="comparing with the prior", unit="batch", disable=not progress
     )
     terms = [bounding.prior_terms(to_unit(batch.to(device))).double().cpu() for batch in batches]
     return torch.cat([torch.empty(0, len(bounding.rows), dtype=torch.float64), *terms])

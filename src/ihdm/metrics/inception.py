@@ -17,10 +17,10 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from ihdm.cache import cache_folder
 from ihdm.errors import IhdmError, UsageError
+from ihdm.progress import progress_bar
 
 Convention = Literal["clean", "legacy"]
 
@@ -76,7 +76,7 @@ def features(inception: nn.Module, batches: Iterable[Tensor], total: int, doing:
     """Features of uint8 images, batch by batch, on the CPU; with a progress bar if they are said to be of something."""
     device = next(inception.parameters()).device
     size = BATCH.get(device.type, BATCH["cpu"])
-    with tqdm(total=total, desc=doing, unit="image", delay=2, leave=False, disable=not doing) as bar:
+    with progress_bar(total=total, desc=doing, unit="image", delay=2, disable=not doing) as bar:
         for batch in batches:
             for part in batch.split(size):
                 yield inception(part.to(device)).float().cpu()
@@ -118,7 +118,7 @@ def _downloaded(path: Path) -> Path:
     handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=FILE)
     os.close(handle)
     try:
-        with tqdm(desc="downloading the Inception network", unit="B", unit_scale=True, leave=False) as bar:
+        with progress_bar(desc="downloading the Inception network", unit="B", unit_scale=True) as bar:
             urllib.request.urlretrieve(ADDRESS, unfinished, lambda _, size, total: bar.update(size))
         _checked(Path(unfinished), ADDRESS).replace(path)
     except OSError as error:

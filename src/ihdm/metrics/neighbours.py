@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from ihdm.data import Images
 from ihdm.pixels import to_unit
+from ihdm.progress import progress_bar
 
 CPU = torch.device("cpu")
 BLOCK = 2**23  # distances that are held at a time
@@ -59,7 +59,7 @@ def nearest(queries: Tensor, bank: Images, count: int, device: torch.device, doi
     points = _flat(queries, device)
     best, index = points.new_empty(len(points), 0), torch.empty(len(points), 0, dtype=torch.long, device=device)
     size = max(1, BLOCK // max(1, len(points), points.shape[1]))
-    firsts = tqdm(range(0, len(bank), size), desc=doing, unit="block", delay=2, leave=False, disable=not doing)
+    firsts = progress_bar(range(0, len(bank), size), desc=doing, unit="block", delay=2, disable=not doing)
     for first in firsts:
         block = _flat(bank[first : first + size], device)
         squared = block.square().sum(1) - 2 * points @ block.T  # less that of the query, which is the same for all

@@ -45,7 +45,7 @@ def sample(
     """Make images with a trained model.
 
     Args:
-        model: a model folder, a run folder, mnist (which comes with ihdm), or owner/name on the hub
+        model: a model folder, a run folder, mnist-ready (which comes with ihdm), or owner/name on the hub
         n: how many images
         seed: image i depends on the seed and i alone
         grid: a picture of all images; default: samples.png, if neither --gif nor --out is given
@@ -79,10 +79,10 @@ def sample(
     if grid:
         pictures.grid(images).save(grid)
     if gif:
-        from tqdm import tqdm
+        from ihdm.progress import progress_bar
 
         states, levels = loaded.trajectory(min(n, GIF_IMAGES), seed, **options), loaded.process.levels()
-        bar = tqdm(states, desc="animating", unit="level", total=len(levels), leave=False)
+        bar = progress_bar(states, desc="animating", unit="level", total=len(levels))
         pictures.animation(gif, pictures.evenly(bar, levels, GIF_FRAMES))
     for path in filter(None, (grid, out, gif)):
         print(path)

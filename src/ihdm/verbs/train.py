@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ def train(
     run: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
     settings: Settings = (),
 ) -> None:
-    """Train a model. The same command again goes on from the last checkpoint.
+    """Train a model, or go on from the last checkpoint if there is one.
 
     Args:
         preset: a preset's name (see `ihdm --help`), or a TOML file of the same form
@@ -33,6 +34,8 @@ def train(
     """
     config = with_data(load_config(preset, itertools.chain(*settings)), data)
     run = run or Path("runs") / Path(preset).stem
+    if os.environ.get("RANK", "0") == "0":
+        print(f"training {preset} in {run}, on {config.data.source or 'no data yet'}", flush=True)
     from ihdm.data import load_images
     from ihdm.engine import keep_freed_memory
     from ihdm.run import check_run

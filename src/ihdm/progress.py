@@ -1,0 +1,30 @@
+"""Progress: a bar on a terminal; elsewhere, as in a file, a line now and then."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from tqdm import tqdm
+
+SECONDS = 10  # between lines
+LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {elapsed} gone, {remaining} left{postfix}"
+
+
+def progress_bar(things: Iterable[Any] | None = None, *, leave: bool = False, **options: Any) -> tqdm[Any]:
+    """A bar of tqdm's, which vanishes when it is done unless it is to be left there."""
+    if not sys.stderr.isatty():
+        options |= {"file": _Lines(), "mininterval": SECONDS, "bar_format": LINE}
+    return tqdm(things, leave=leave, **options)
+
+
+class _Lines:
+    """What is written to a bar, one line at a time, to where errors go."""
+
+    def write(self, text: str) -> None:
+        if line := text.strip("\r\n "):
+            print(line, file=sys.stderr, flush=True)
+
+    def flush(self) -> None:
+        """Each line is written at once."""
