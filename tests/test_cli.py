@@ -18,7 +18,7 @@ import torch
 from PIL import Image, ImageFilter
 
 from ihdm.cli import VERBS, main
-from ihdm.config import presets, setting_rows
+from ihdm.config import presets, setting_rows, shipped, shipped_words
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.processes import InverseHeat
@@ -75,7 +75,11 @@ def huge_png(width: int, height: int) -> bytes:
 def test_help_names_every_verb_and_preset_at_once(capsys):
     main(["--help"])
     text = capsys.readouterr().out
-    assert all(name in text for name in [*VERBS, *presets(), "ihdm settings"])
+    assert all(name in text for name in [*VERBS, *presets(), *shipped(), "ihdm settings"])
+    assert len(text.splitlines()) <= 24 and max(map(len, text.splitlines())) <= 80  # one screen
+    main(["info"])
+    text = capsys.readouterr().out
+    assert all(name in text and about in text for name, about in (presets() | shipped_words()).items())
     code = "import sys; from ihdm.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 

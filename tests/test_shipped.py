@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ihdm.cli import main
+from ihdm.config import RENAMED, presets
 from ihdm.errors import IhdmError
 from ihdm.model import Model
 from ihdm.model_folder import locate, shipped
 
 
 def test_it_is_small_and_makes_digits_without_a_network():
-    folder = shipped()["mnist"]
+    folder = shipped()["mnist-ready"]
     assert sum(file.stat().st_size for file in folder.iterdir()) < 8_000_000
-    images = Model.from_pretrained("mnist").sample(4, seed=1)
+    images = Model.from_pretrained("mnist-ready").sample(4, seed=1)
     ink = images.mean(dim=(1, 2, 3))
     assert images.shape == (4, 1, 28, 28) and bool(((ink > 0.03) & (ink < 0.35)).all())
     background = images[..., :2, :].max()  # the frame of MNIST's digits is black
@@ -24,7 +26,7 @@ def test_it_is_small_and_makes_digits_without_a_network():
 def test_a_folder_of_ones_own_comes_first_but_one_that_is_no_model_does_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mnist").mkdir()  # such as one with the idx files
-    assert locate("mnist") == shipped()["mnist"]
+    assert locate("mnist") == shipped()["mnist-ready"]
     model = Model.from_pretrained("mnist")
     model.save_pretrained(tmp_path / "mnist", torch.bfloat16)
     assert locate("mnist").resolve() == tmp_path / "mnist"
@@ -35,3 +37,11 @@ def test_a_folder_of_ones_own_comes_first_but_one_that_is_no_model_does_not(tmp_
         assert again.network.state_dict()[name].equal(tensor)
     with pytest.raises(IhdmError, match="here already"):
         locate("mnits")
+
+
+def test_no_model_has_the_name_of_a_preset_and_earlier_names_still_work(capsys):
+    assert not set(shipped()) & set(presets())
+    for name, now in RENAMED.items():
+        assert locate(name) == shipped()[now]
+        main(["info", name])
+        assert f"ihdm info {now}" in capsys.readouterr().out

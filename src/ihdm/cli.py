@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterable
 
 import tyro
 
 from ihdm import __version__
-from ihdm.config import presets
+from ihdm.config import presets, shipped
 from ihdm.errors import IhdmError, unknown
 from ihdm.verbs.app import app
 from ihdm.verbs.convert import convert
@@ -81,6 +82,9 @@ def _overview() -> str:
         width = max(map(len, rows))
         return "\n".join(f"  {name:<{width}}  {about}" for name, about in rows.items())
 
+    def wrapped(title: str, names: Iterable[str]) -> str:
+        return textwrap.fill(f"{title}: {', '.join(names)}", 80, subsequent_indent="  ", break_on_hyphens=False)
+
     verbs = {verb: (function.__doc__ or "").splitlines()[0] for verb, function in VERBS.items()}
     return f"""ihdm {__version__}: generative modelling with inverse heat dissipation
 
@@ -89,7 +93,6 @@ usage: ihdm COMMAND ...      (ihdm COMMAND --help says more)
 commands:
 {table(verbs)}
 
-presets, for train and info:
-{table(presets())}
-
-ihdm settings lists what --set changes."""
+{wrapped("models that are here", shipped())}
+{wrapped("presets to train", presets())}
+ihdm info says what each is, ihdm settings what --set changes."""

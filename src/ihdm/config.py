@@ -214,6 +214,21 @@ def presets() -> dict[str, str]:
     return {name: tomllib.loads(texts[name])["about"] for name in sorted(texts, key=_by_word_and_number)}
 
 
+def shipped() -> dict[str, Path]:
+    """The models that come with the package, by names that are no preset's."""
+    models = Path(str(resources.files("ihdm") / "models"))
+    return {folder.name: folder for folder in sorted(models.iterdir()) if (folder / "config.json").exists()}
+
+
+def shipped_words() -> dict[str, str]:
+    """Their names and a line about each."""
+    trees = {name: json.loads((folder / "config.json").read_text()) for name, folder in shipped().items()}
+    return {name: f"images such as those of {t['data']}, {t['shape'][1]}x{t['shape'][2]}" for name, t in trees.items()}
+
+
+RENAMED = {"mnist": "mnist-ready"}  # what a model was called before, which is a preset's name
+
+
 def _by_word_and_number(name: str) -> list[tuple[str, int]]:
     """A key that sorts afhq-64 before afhq-256."""
     return [(word, int(number or 0)) for word, number in re.findall(r"(\D+)(\d*)", name)]

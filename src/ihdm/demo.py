@@ -43,14 +43,14 @@ def run_demo(out: Path, settings: Iterable[str] = ()) -> None:
     pictures.sequence(columns, caption="from blank to sharp").save(out / "sequence.png")
     pictures.animation(out / "growth.gif", pictures.evenly(states, levels, FRAMES))
 
-    larger = Model.from_pretrained("mnist").sample(LARGER, execution=Execution(progress=True))
+    larger = Model.from_pretrained("mnist-ready").sample(LARGER, execution=Execution(progress=True))
     pictures.grid(larger, caption="by a model that was trained longer").save(out / "mnist.png")
 
     print(
         f"\n{out / 'samples.png'}   generated digits beside real ones"
         f"\n{out / 'sequence.png'}  how {ROWS} of them grew, from blank to sharp"
         f"\n{out / 'growth.gif'}    {MOVING} of them growing, as an animation"
-        f"\n{out / 'mnist.png'}     digits of 28x28 pixels by a model that comes with ihdm (ihdm sample mnist)"
+        f"\n{out / 'mnist.png'}     digits of 28x28 pixels by a model that comes with ihdm (ihdm sample mnist-ready)"
         f"\n{out / 'model'}         the model; try: ihdm sample {shlex.quote(str(out / 'model'))} --seed 1"
         f"\n(delete {out} to train again)"
     )

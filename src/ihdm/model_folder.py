@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import safetensors
 from safetensors.torch import save
 from torch import Tensor
 
-from ihdm.config import Config, read_text
+from ihdm.config import RENAMED, Config, read_text, shipped
 from ihdm.disk import expanded, load_tensors
 from ihdm.earlier import from_0_1
 from ihdm.errors import IhdmError
@@ -47,20 +46,15 @@ class ModelConfig:
         return cls(config.process, config.sampling, config.network, shape, data)
 
 
-def shipped() -> dict[str, Path]:
-    """The models that come with the package."""
-    models = Path(str(resources.files("ihdm") / "models"))
-    return {folder.name: folder for folder in sorted(models.iterdir()) if (folder / CONFIG).exists()}
-
-
 def locate(name: str | Path) -> Path:
     """The model folder or run folder of that name, a model that comes with the package, or one from the hub."""
     folder = expanded(name)
     for candidate in (folder, folder / "model"):
         if (candidate / CONFIG).exists():
             return candidate
-    if str(name) in shipped():
-        return shipped()[str(name)]
+    own = RENAMED.get(str(name), str(name))
+    if own in shipped():
+        return shipped()[own]
     if folder.is_dir():
         return folder
     if folder.exists() or len(folder.parts) != 2 or str(name).startswith((".", "/", "~")):

@@ -15,7 +15,7 @@ from ihdm.verbs.words import ModelName
 
 
 def app(
-    model: ModelName = "mnist",
+    model: ModelName = "mnist-ready",
     /,
     host: Annotated[str, arg(metavar="ADDRESS")] = "127.0.0.1",
     port: Annotated[int, arg(metavar="INT")] = 7860,
@@ -23,10 +23,10 @@ def app(
     precision: Precision = "auto",
     open: bool = False,
 ) -> None:
-    """Show a web page for playing with a trained model, by default for this machine only.
+    """Show a web page for playing with a model, for this machine only.
 
     Args:
-        model: a model folder, a run folder, owner/name on the hub, or mnist, which comes with ihdm
+        model: a model folder, a run folder, owner/name on the hub, or mnist-ready, which comes with ihdm
         host: the address to listen on; 0.0.0.0: let other machines of the network see the page
         port: 0: any that is free
         device: where to compute; auto: the GPU if there is one

@@ -12,7 +12,7 @@ from ihdm.verbs.words import Settings
 
 
 def demo(out: Annotated[Path, arg(metavar="FOLDER")] = Path("demo"), settings: Settings = ()) -> None:
-    """Train on the embedded digits for about 90 seconds, then make pictures.
+    """Train on embedded digits for about 90 seconds, then make pictures.
 
     Args:
         out: the folder for everything

@@ -39,10 +39,12 @@ def evaluate(
     sampling: Annotated[HowToSample, OmitArgPrefixes] = AS_THE_MODEL_HAS_IT,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
-    """Measure samples: FID and KID, nearest training images (App. D.5), power spectrum (App. B.6).
+    """Measure samples: FID, KID, nearest images, power spectrum.
+
+    Nearest training images as in App. D.5, the power spectrum as in App. B.6.
 
     Args:
-        model: a model folder, a run folder, mnist (which comes with ihdm), or owner/name on the hub
+        model: a model folder, a run folder, mnist-ready (which comes with ihdm), or owner/name on the hub
         data: a named set, a folder, zip, tar, idx, npy or npz file of images, or hf:NAME: those that it was trained on
         n: how many samples to make
         metrics: any of fid, kid, neighbours, spectrum

@@ -7,13 +7,13 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from ihdm.config import load_config, presets
+from ihdm.config import RENAMED, load_config, presets, shipped_words
 from ihdm.errors import UsageError
 from ihdm.verbs.words import Settings, with_data
 
 
 def info(
-    name: Annotated[Positional[str], arg(metavar="MODEL_OR_PRESET")],
+    name: Annotated[Positional[str | None], arg(metavar="[MODEL_OR_PRESET]", help_behavior_hint="")] = None,
     /,
     data: Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="")] = None,
     settings: Settings = (),
@@ -21,21 +21,24 @@ def info(
     """Say what a model folder or a preset is.
 
     Args:
-        name: a model folder, a run folder, owner/name on the hub, or a preset
+        name: a model folder, a run folder, owner/name on the hub, or a preset; default: list what there is
         data: with a preset: the images it would be trained on; default: the preset's
     """
+    if name is None:
+        print(_table("presets, for ihdm train", presets()) + "\n")
+        print(_table("models that come with ihdm, for ihdm sample and others", shipped_words()))
+        return
     from ihdm import describe
-    from ihdm.model_folder import shipped
 
-    tables = {}
     if name in presets() or name.endswith(".toml"):
         config = with_data(load_config(name, itertools.chain(*settings)), data)
-        tables[f"preset {name}, for ihdm train"] = describe.preset(config)
-    elif settings or data:
+        print(_table(f"preset {name}, for ihdm train", describe.preset(config)))
+        if name in RENAMED:
+            print(f"the model that comes with ihdm is {RENAMED[name]}: ihdm info {RENAMED[name]}")
+        return
+    if settings or data:
         raise UsageError("--set and --data go with a preset; a model folder is what it is")
-    if not tables or (name in shipped() and not settings and not data):
-        tables[f"model {name}"] = describe.model(name)
-    print("\n\n".join(_table(title, rows) for title, rows in tables.items()))
+    print(_table(f"model {name}", describe.model(name)))
 
 
 def _table(title: str, rows: dict[str, str]) -> str:

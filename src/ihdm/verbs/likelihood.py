@@ -34,10 +34,12 @@ def likelihood(
     figures: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
-    """Bound the negative log-likelihood of images (Eq. 5-10), in nats and in bits per dimension, in all known ways.
+    """Bound the negative log-likelihood of images (Eq. 5-10).
+
+    In nats and in bits per dimension, in all known ways.
 
     Args:
-        model: a model folder, a run folder, mnist (which comes with ihdm), or owner/name on the hub
+        model: a model folder, a run folder, mnist-ready (which comes with ihdm), or owner/name on the hub
         data: a named set, a folder, zip, tar, idx, npy or npz file of images, or hf:NAME
         delta_ratio: noise of the paper's steps, in units of sigma; several cost no more than one; default: the model's
         levels: levels to evaluate the network at for each image, drawn by chance, level 1 always; default: all

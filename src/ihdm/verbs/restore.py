@@ -43,10 +43,12 @@ def restore(
     sampling: Annotated[HowToSample, OmitArgPrefixes] = AS_THE_MODEL_HAS_IT,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
-    """Make sharp versions of a blurred or small image of your own: by the paper's steps, unless told otherwise.
+    """Make sharp versions of a blurred or small image of your own.
+
+    By the paper's steps, unless told otherwise.
 
     Args:
-        model: a model folder, a run folder, mnist (which comes with ihdm), or owner/name on the hub
+        model: a model folder, a run folder, mnist-ready (which comes with ihdm), or owner/name on the hub
         image: a blurred image of the size that the model makes, or a smaller one of the same shape
         blur_width: standard deviation of the blur in pixels, the radius of many programs' blurs; auto: estimated
         n: how many sharp images to make

@@ -8,7 +8,7 @@ from tyro.conf import Positional, arg
 
 
 def settings(name: Annotated[Positional[str], arg(metavar="NAME", help_behavior_hint="")] = "", /) -> None:
-    """List the settings for --set, with their defaults and whose they are.
+    """List the settings that --set changes, with their defaults.
 
     Args:
         name: a part of their names, such as process or trainer.lr; default: all

@@ -28,7 +28,7 @@ def study(
     device: Device = "auto",
     settings: Settings = (),
 ) -> None:
-    """Repeat an experiment of the paper: a picture, the numbers behind it, and what they say.
+    """Repeat an experiment of the paper: a picture and what it says.
 
     Args:
         name: of the study; --list shows them all
