@@ -146,6 +146,7 @@ def test_another_process_has_settings_of_its_own():
     """What was changed of those that both have is kept; sampling starts afresh."""
     changed = Config().with_settings(["process.K=50", "process.sigma=0.02", "sampling.delta_ratio=2"])
     baseline = changed.with_settings(["process.kind=ddpm", "process.betas=cosine", "sampling.eta=0.5"])
+    assert changed.with_settings(["process.kind=ddpm"]).sampling.eta == 1  # not the ratio of delta to sigma
     assert baseline.tree()["process"] == {"kind": "ddpm", "K": 50, "betas": "cosine"}
     assert baseline.tree()["sampling"] == {"steps": "auto", "eta": 0.5, "order": 1, "clip": True}
     assert load_config("mnist-ddpm").process.K == 1000

@@ -23,7 +23,7 @@ FLOORS = [  # a module imports from its own floor or those before it
     {"memory", "model_folder"},
     {"execution"},
     {"model"},
-    {"run", "evaluation", "convert", "training"},
+    {"run", "packing", "evaluation", "convert", "training"},
     {"trainer", "describe"},
     {"demo", "studies", "app"},
     {"verbs"},

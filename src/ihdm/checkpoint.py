@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import sys
@@ -15,12 +14,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ihdm.disk import load_tensors, replaced_folder
+from ihdm.disk import load_tensors, replaced_folder, seal
 from ihdm.errors import IhdmError
 from ihdm.sharding import divided_like, whole
 
 MANIFEST = "manifest.json"  # step, images, and size and checksum of every other file
+DAMAGED = OSError, ValueError, KeyError, TypeError, AttributeError  # what reading something damaged may raise
 NETWORK, AVERAGE, OPTIMIZER = "network.safetensors", "average.safetensors", "optimizer.safetensors"
+FILES = MANIFEST, NETWORK, AVERAGE, OPTIMIZER
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,13 @@ def save(root: Path, snapshot: Snapshot, keep: int, keep_every: int = 0) -> Path
     with replaced_folder(path) as folder:
         for name, tensors in snapshot.files.items():
             save_file(tensors, folder / name)
-        files = {name: _seal(folder / name) for name in snapshot.files}
+        files = {name: seal(folder / name) for name in snapshot.files}
         manifest = {name: getattr(snapshot, name) for name in ("step", "data", "processes", "places")}
         manifest["files"] = files
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     past = [old for old in saved(root) if _step(old) <= snapshot.step]  # a later one, damaged, is for the user to judge
     for old in past[:-keep]:
-        ours = {path.name for path in old.iterdir()} <= {MANIFEST, *snapshot.files}
+        ours = {path.name for path in old.iterdir()} <= set(FILES)
         if ours and (not keep_every or _step(old) % keep_every):
             shutil.rmtree(old)
     return path
@@ -100,12 +101,7 @@ def resume(root: Path, state: TrainingState) -> dict[str, Any] | None:
 def load(path: Path, state: TrainingState) -> dict[str, Any]:
     """Read a checkpoint into a state of the same shape; return what else its manifest tells."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        for name in (NETWORK, AVERAGE, OPTIMIZER):
-            if _seal(path / name) != manifest["files"][name]:
-                raise ValueError(f"{name} is not as it was written")
-        if manifest["step"] != _step(path):
-            raise ValueError(f"its {MANIFEST} is of step {manifest['step']}")
+        manifest = _checked_manifest(path)
         kinds = {"step": int, "data": str, "processes": int}
         facts: dict[str, Any] = {name: kind(manifest[name]) for name, kind in kinds.items()}
         facts["places"] = _checked_places(manifest.get("places"))
@@ -114,16 +110,31 @@ def load(path: Path, state: TrainingState) -> dict[str, Any]:
         _load(state.average, tensors[AVERAGE])
         _load_optimizer(state.optimizer, tensors[OPTIMIZER])
         return facts
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        safetensors.SafetensorError,
-    ) as error:
+    except (*DAMAGED, RuntimeError, safetensors.SafetensorError) as error:
         raise IhdmError(f"the checkpoint {path} cannot be read ({error})") from error
+
+
+def newest(root: Path) -> Path:
+    """The newest checkpoint, if it is undamaged."""
+    path = next(reversed(saved(root)), None)
+    if path is None:
+        raise IhdmError(f"there is no checkpoint in {root}")
+    try:
+        _checked_manifest(path)
+    except DAMAGED as error:
+        raise IhdmError(f"the checkpoint {path} cannot be read ({error})") from error
+    return path
+
+
+def _checked_manifest(path: Path) -> dict[str, Any]:
+    """What a manifest says, once the files are found to be as it says."""
+    manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    for name in (NETWORK, AVERAGE, OPTIMIZER):
+        if seal(path / name) != manifest["files"][name]:
+            raise ValueError(f"{name} is not as it was written")
+    if manifest["step"] != _step(path):
+        raise ValueError(f"its {MANIFEST} is of step {manifest['step']}")
+    return dict(manifest)
 
 
 def _checked_places(found: Any) -> list[list[int]] | None:
@@ -134,15 +145,6 @@ def _checked_places(found: Any) -> list[list[int]] | None:
     if len({len(row) for row in found}) != 1 or not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
         raise ValueError(f"its {MANIFEST} does not tell places in a stream")
     return found
-
-
-def _seal(path: Path) -> dict[str, Any]:
-    """Size and checksum."""
-    digest = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while block := file.read(2**22):
-            digest.update(block)
-    return {"bytes": path.stat().st_size, "blake2b": digest.hexdigest()}
 
 
 def _step(path: Path) -> int:

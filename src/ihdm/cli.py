@@ -18,6 +18,7 @@ from ihdm.verbs.demo import demo
 from ihdm.verbs.evaluate import evaluate
 from ihdm.verbs.info import info
 from ihdm.verbs.likelihood import likelihood
+from ihdm.verbs.pack import pack, unpack
 from ihdm.verbs.restore import restore
 from ihdm.verbs.sample import sample
 from ihdm.verbs.settings import settings
@@ -39,6 +40,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "info": info,
     "settings": settings,
     "app": app,
+    "pack": pack,
+    "unpack": unpack,
     "convert": convert,
     "demo": demo,
 }

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ihdm.errors import IhdmError
 
@@ -69,6 +70,16 @@ def replaced_text(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(fresh, path)
+
+
+def seal(path: Path) -> dict[str, Any]:
+    """Size and checksum of a file."""
+    digest, size = hashlib.blake2b(digest_size=16), 0
+    with path.open("rb") as file:
+        while block := file.read(2**22):
+            digest.update(block)
+            size += len(block)
+    return {"bytes": size, "blake2b": digest.hexdigest()}
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

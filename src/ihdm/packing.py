@@ -1,0 +1,124 @@
+"""A training run in numbered pieces, to be moved to another machine and gone on with as if it had stayed.
+
+A pack is a folder. `pack.json` names the files of the run and the pieces: the files one after the other, cut at equal
+lengths, each piece with its size and checksum. What a run that goes on makes again by itself, the model folder and
+pictures, is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ihdm import checkpoint
+from ihdm.disk import real, replaced_folder, seal
+from ihdm.errors import IhdmError, UsageError
+from ihdm.run import locked
+
+LIST = "pack.json"
+OF_A_RUN = ("config.toml", "log.jsonl")  # besides its newest checkpoint
+NAME = r"config\.toml|log\.jsonl|checkpoints/step-\d+/\w[\w.-]*"  # what a pack may hold
+NAMED_MOST = 5
+BLOCK = 2**22  # bytes that are read at a time
+
+
+def pack(run: Path, out: Path, piece: int) -> dict[str, Any]:
+    """Write the newest checkpoint of a run to a new folder, in pieces of so many bytes; return what pack.json says."""
+    if not (run / "config.toml").is_file():
+        raise UsageError(f"{run} is not a run folder: it has no config.toml")
+    _check_new(out)
+    with locked(run):
+        newest = checkpoint.newest(run / "checkpoints")
+        names = [name for name in OF_A_RUN if (run / name).exists()]
+        names += [(newest / name).relative_to(run).as_posix() for name in checkpoint.FILES]
+        files = {name: (run / name).stat().st_size for name in names}
+        with replaced_folder(out) as folder:
+            _write_pieces(_blocks(run / name for name in names), folder, piece)
+            pieces = {path.name: seal(path) for path in sorted(folder.iterdir())}
+            found = {"run": real(run).name, "checkpoint": newest.name, "files": files, "pieces": pieces}
+            (folder / LIST).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return found
+
+
+def unpack(pack: Path, run: Path) -> dict[str, Any]:
+    """Make a new run folder of a pack; a piece that is missing or damaged is named, and nothing is written."""
+    _check_new(run)
+    found = _read_list(pack)
+    wrong = [f"{name} is {state}" for name, was in found["pieces"].items() if (state := _state(pack / name, was))]
+    if wrong:
+        more = f" and {len(wrong) - NAMED_MOST:,} more" if len(wrong) > NAMED_MOST else ""
+        raise IhdmError(f"{pack} is not whole: {', '.join(wrong[:NAMED_MOST])}{more}; copy them again")
+    with replaced_folder(run) as folder:
+        _write_files(_blocks(pack / name for name in found["pieces"]), folder, found["files"])
+    return found
+
+
+def _check_new(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists; give the name of a new folder")
+
+
+def _read_list(pack: Path) -> dict[str, Any]:
+    path = pack / LIST
+    if not path.is_file():
+        raise IhdmError(f"{pack} is no pack of a run: {LIST} is missing")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        files, pieces = found["files"], found["pieces"]
+        sizes = [*files.values(), *(piece["bytes"] for piece in pieces.values())]
+        if not all(re.fullmatch(NAME, name) for name in files) or not all(map(_is_piece, pieces)):
+            raise ValueError("it names files that no pack has")
+        if not all(type(size) is int and size >= 0 for size in sizes):
+            raise ValueError("it tells impossible sizes")
+        if sum(files.values()) != sum(piece["bytes"] for piece in pieces.values()):
+            raise ValueError("files and pieces differ in size")
+        return dict(found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise IhdmError(f"{path} is damaged ({type(error).__name__}: {error}); copy it again") from error
+
+
+def _is_piece(name: str) -> bool:
+    return re.fullmatch(r"\d+\.piece", name) is not None
+
+
+def _state(piece: Path, was: Mapping[str, Any]) -> str:
+    """What is wrong with a piece, if anything."""
+    if not piece.is_file():
+        return "missing"
+    return "" if seal(piece) == was else "damaged"
+
+
+def _blocks(paths: Iterable[Path]) -> Iterator[bytes]:
+    """The contents of files, one after the other."""
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(BLOCK):
+                yield block
+
+
+def _write_pieces(blocks: Iterator[bytes], folder: Path, size: int) -> None:
+    number, rest = 0, b""
+    while block := rest or next(blocks, b""):
+        number += 1
+        with (folder / f"{number:04d}.piece").open("wb") as file:
+            rest = _fill(file, block, blocks, size)
+
+
+def _write_files(blocks: Iterator[bytes], folder: Path, sizes: Mapping[str, int]) -> None:
+    rest = b""
+    for name, size in sizes.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            rest = _fill(file, rest, blocks, size)
+
+
+def _fill(file: Any, block: bytes, blocks: Iterator[bytes], size: int) -> bytes:
+    """Write so many bytes to a file, or all there are, from a block and those that follow; return what is left over."""
+    while size and (block := block or next(blocks, b"")):
+        taken = file.write(block[:size])
+        block, size = block[taken:], size - taken
+    return block
