@@ -64,15 +64,39 @@ PATHS += [
     "odd.npy",
 ]
 SETTINGS = [name for name, _ in setting_rows()]
-MODELS = ["model", "model", "run", "mnist", "empty", "text.txt", "owner/name", "é", "\udcff", "~", "", "loop", "images"]
-SOURCES = ["images", "images.npy", "digits", "empty", "text.txt", "text.png", "odd.npy", "nowhere", "", "hf:", "\udcff"]
+MODELS = [
+    *["model"] * 8,
+    "run",
+    "mnist-ready",
+    "empty",
+    "text.txt",
+    "owner/name",
+    "é",
+    "\udcff",
+    "~",
+    "",
+    "loop",
+    "images",
+]
+SOURCES = [
+    *["images", "images.npy"] * 4,
+    "digits",
+    "empty",
+    "text.txt",
+    "text.png",
+    "odd.npy",
+    "nowhere",
+    "",
+    "hf:",
+    "\udcff",
+]
 KINDS: dict[str, list[str]] = {
     "number": NUMBERS,
     "text": TEXTS,
     "path": PATHS,
     "model": MODELS,
     "data": SOURCES,
-    "preset": [*presets(), "own.toml", "bad.toml", "nowhere.toml", "", "é"],
+    "preset": [*presets(), *["digits", "own.toml"] * 6, "own.toml", "bad.toml", "nowhere.toml", "", "é"],
     "metric": ["neighbours", "spectrum", "fid", "kid"],
     "set": [],  # made up
     "flag": [],
@@ -115,7 +139,7 @@ def command_line(chance: random.Random) -> list[str]:
     words = {
         "train": [value("preset", chance)],
         "sample": [value("model", chance)],
-        "restore": [value("model", chance), value("path", chance)],
+        "restore": [value("model", chance), chance.choice(["one.png", value("path", chance)])],
         "likelihood": [value("model", chance), "--data", value("data", chance)],
         "evaluate": [value("model", chance), "--data", value("data", chance)],
         "study": [chance.choice([*STUDIES, "", "é"]), "--quick"],
@@ -126,7 +150,7 @@ def command_line(chance: random.Random) -> list[str]:
         "demo": [],
     }[verb]
     for name, kind in OPTIONS[verb].items():
-        if chance.random() < 0.3:
+        if chance.random() < 0.15:
             given = [] if kind == "flag" else settings(chance) if kind == "set" else [value(kind, chance)]
             words += [f"--{name}", *given]
     if "set" in OPTIONS[verb] and verb != "info":
