@@ -35,61 +35,14 @@ TINY = [
 ]
 NUMBERS = ["0", "-1", "1", "2", "3", "0.5", "-0", "1e-300", "1e300", str(10**22), "nan", "inf", "-inf", "0x10", "1_0"]
 TEXTS = ["", " ", "x", "é", "\udcff", "x" * 5000, "auto", "none", "true", "1,2,3", "[1, 2]", "--", "-h", "*", "%s"]
-TEXTS += [
-    "{}",
-    "mnist",
-    "digits",
-    "owner/name",
-    "~",
-    "~nobody/x",
-    "hf:",
-    "hf:x/y",
-    "a=b",
-    "\n",
-    "10000000000000000000000000",
-]
+TEXTS += ["{}", "mnist", "digits", "owner/name", "~", "~nobody/x", "hf:", "hf:x/y", "a=b", "\n", "9" * 30]
 PATHS = ["images", "images.npy", "one.png", "text.txt", "text.png", "empty", "model", "run", ".", "..", "/"]
 PATHS += ["/dev/null", "/proc/self/mem", "folder.png", "folder.gif", "folder.json", "new.png", "new.gif", "new.json"]
-PATHS += [
-    "new/er",
-    "é.png",
-    "\udcff.png",
-    "\udcff",
-    "text.txt/x",
-    "x" * 300,
-    "loop",
-    "checkpoint.pth",
-    "own.toml",
-    "bad.toml",
-    "odd.npy",
-]
+PATHS += ["new/er", "é.png", "\udcff.png", "\udcff", "text.txt/x", "x" * 300, "loop", "checkpoint.pth", "own.toml"]
+PATHS += ["bad.toml", "odd.npy"]
 SETTINGS = [name for name, _ in setting_rows()]
-MODELS = [
-    *["model"] * 8,
-    "run",
-    "mnist-ready",
-    "empty",
-    "text.txt",
-    "owner/name",
-    "é",
-    "\udcff",
-    "~",
-    "",
-    "loop",
-    "images",
-]
-SOURCES = [
-    *["images", "images.npy"] * 4,
-    "digits",
-    "empty",
-    "text.txt",
-    "text.png",
-    "odd.npy",
-    "nowhere",
-    "",
-    "hf:",
-    "\udcff",
-]
+MODELS = [*["model"] * 8, "run", "mnist-ready", "empty", "text.txt", "owner/name", "é", "\udcff", "~", "", "loop"]
+SOURCES = [*["images", "images.npy"] * 4, "digits", "empty", "text.txt", "text.png", "odd.npy", "nowhere", "hf:"]
 KINDS: dict[str, list[str]] = {
     "number": NUMBERS,
     "text": TEXTS,
@@ -112,6 +65,8 @@ OPTIONS: dict[str, dict[str, str]] = {
     "settings": {},
     "app": {"host": "text", "port": "text"},
     "convert": {"preset": "preset", "data": "data", "set": "set"},
+    "pack": {"piece": "text"},
+    "unpack": {},
     "demo": {"out": "path", "set": "set"},
 }
 SAMPLING = {"sampler": "text", "steps": "number", "eta": "number", "order": "number", "delta-ratio": "number"}
@@ -147,6 +102,8 @@ def command_line(chance: random.Random) -> list[str]:
         "settings": [value("text", chance)],
         "app": [chance.choice(["é", "empty", "text.txt", ""])],  # not one that would serve
         "convert": [chance.choice(["checkpoint.pth", *PATHS]), value("path", chance)],
+        "pack": [chance.choice(["run", value("path", chance)]), value("path", chance)],
+        "unpack": [value("path", chance), value("path", chance)],
         "demo": [],
     }[verb]
     for name, kind in OPTIONS[verb].items():
