@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import socket
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ import torch
 from PIL import Image
 
 from ihdm import cli
+from ihdm.app.door import Addresses, Door
 from ihdm.app.film import MOST, Film
 from ihdm.app.numbers import whole
 from ihdm.app.studio import MOST_PIXELS, Growth, Studio
@@ -239,6 +241,75 @@ def test_a_port_in_use_is_named_before_the_model_is_read(capsys):
             cli.main(["app", "no-such-model", "--port", str(port)])
     assert stopped.value.code == 1
     assert f"port {port}" in capsys.readouterr().err
+
+
+def asked(addresses: Addresses, method: str = "GET", path: str = "/config", kind: str = "http", **headers: str) -> str:
+    """What the door answers: the status, or "let in"."""
+    found = []
+
+    async def inside(scope, receive, send):
+        found.append("let in")
+
+    async def send(message):
+        found.append(str(message.get("status", message["type"])))
+
+    pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": kind, "method": method, "path": path, "headers": pairs}
+    asyncio.run(Door(inside, addresses)(scope, None, send))
+    return found[0]
+
+
+def test_the_page_answers_only_at_its_own_addresses():
+    own = {"localhost:7860", "127.0.0.1:7860", "[::1]:7860", "LOCALHOST", "localhost:9000"}  # the last by a tunnel
+    others = {"192.168.1.5:7860", socket.gethostname()}
+    strange = {
+        "evil.example",
+        "evil.example:7860",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "",
+        "[::1",
+        "a@b",
+    }
+    for listens, answered in (
+        ("127.0.0.1", own),
+        ("localhost", own),
+        ("::1", own),
+        ("0.0.0.0", own | others),
+        ("192.168.1.5", own | others),
+        ("box.local", own | others | {"box.local:7860"}),
+    ):
+        for host in own | others | strange | {"box.local:7860"}:
+            expected = "let in" if host in answered else "403"
+            assert asked(Addresses.of(listens), host=host) == expected, (listens, host)
+    assert asked(Addresses.of("127.0.0.1")) == "403"  # without any
+    named = Addresses.of("127.0.0.1", ["Pictures.example.org", "localhost:8888"])
+    assert asked(named, host="pictures.example.org") == asked(named, host="pictures.example.org:443") == "let in"
+    assert asked(named, host="example.org") == "403"
+
+
+def test_requests_of_pages_elsewhere_are_refused():
+    addresses, host = Addresses.of("127.0.0.1", ["pictures.example.org"]), "127.0.0.1:7860"
+    for origin in ("http://127.0.0.1:7860", "https://pictures.example.org"):
+        assert asked(addresses, "POST", "/gradio_api/upload", host=host, origin=origin) == "let in"
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:8888", "http://localhost:7860", "file://"):
+        for method in ("GET", "POST", "DELETE", "OPTIONS"):
+            assert asked(addresses, method, "/gradio_api/upload", host=host, origin=origin) == "403"
+        assert asked(addresses, kind="websocket", host=host, origin=origin) == "websocket.close"
+    for site, expected in (("same-origin", "let in"), ("none", "let in"), ("same-site", "403"), ("cross-site", "403")):
+        assert asked(addresses, host=host, sec_fetch_site=site, sec_fetch_mode="no-cors") == expected
+    link = {"host": host, "sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}
+    assert asked(addresses, path="/", sec_fetch_dest="document", **link) == "let in"
+    assert asked(addresses, path="/", sec_fetch_dest="iframe", **link) == "403"
+    assert asked(addresses, path="/gradio_api/deep_link", sec_fetch_dest="document", **link) == "403"
+
+
+def test_names_that_are_none_are_refused_before_the_model_is_read(capsys):
+    pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
+    for name in ("http://pictures.example.org/", "*", ""):
+        with pytest.raises(SystemExit):
+            cli.main(["app", "no-such-model", "--port", "0", "--allow-host", name])
+        assert "--allow-host takes a name" in capsys.readouterr().err
 
 
 def test_the_page_has_the_tabs_that_the_process_can_fill(studio, tiny_config):

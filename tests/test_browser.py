@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -152,6 +153,28 @@ def test_browsers_are_told_to_ask_no_other_host(page):
     page.on("console", lambda message: refused.append(message.text))
     assert "TypeError" in page.evaluate(fetched, "http://localhost:9/")  # another host, if not another machine
     assert any("Content Security Policy" in text for text in refused)
+
+
+def test_the_server_answers_only_at_its_own_address_and_only_its_own_pages(address):
+    own = address.removeprefix("http://")
+    upload = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\nhello\r\n--x--\r\n'
+    form = {"Content-Type": "multipart/form-data; boundary=x"}
+    for path, headers, sent, status, words in (
+        ("/", {}, None, 200, b"<!doctype html>"),
+        ("/", {"Host": "evil.example"}, None, 403, b"answers only at its own addresses"),
+        ("/gradio_api/upload", form | {"Origin": address}, upload, 200, b"a.png"),
+        ("/gradio_api/upload", form | {"Origin": "http://evil.example"}, upload, 403, b"only from itself"),
+        ("/gradio_api/queue/data?session_hash=a", {"Origin": "null"}, None, 403, b"only from itself"),
+        ("/config", {"Sec-Fetch-Site": "cross-site"}, None, 403, b"only from itself"),
+        ("/gradio_api/file=/etc/passwd", {}, None, 403, b"not allowed"),
+        ("/monitoring", {}, None, 403, b"not enabled"),
+    ):
+        connection = http.client.HTTPConnection(own, timeout=30)
+        connection.request("GET" if sent is None else "POST", path, sent, headers)
+        answer = connection.getresponse()
+        assert (answer.status, words in answer.read()) == (status, True), (path, headers)
+        assert answer.headers["Access-Control-Allow-Origin"] in (None, address)
+        connection.close()
 
 
 def test_generate_scrub_and_save(page, tmp_path):

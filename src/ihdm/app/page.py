@@ -6,10 +6,11 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from html import escape
 from typing import TYPE_CHECKING
 
+from ihdm.app.door import Addresses, Door
 from ihdm.app.policy import OwnHostOnly
 from ihdm.app.studio import MOST_BYTES, Studio
 from ihdm.app.ways import chance
@@ -49,18 +50,25 @@ def build(studio: Studio, name: str) -> gr.Blocks:
     return page.queue(max_size=MOST_WAITING, api_open=False)
 
 
-def serve(studio: Studio, name: str, host: str, port: int, open_browser: bool = False) -> None:
-    """Show the page until Ctrl-C. Files of visitors lie in a folder that then vanishes."""
+def serve(
+    studio: Studio, name: str, host: str, port: int, open_browser: bool = False, allowed: Iterable[str] = ()
+) -> None:
+    """Show the page until Ctrl-C. Files of visitors lie in a folder that then vanishes.
+
+    allowed: names by which it can be reached besides those that follow from the host.
+    """
     port = free_port(host, port)
+    from starlette.middleware import Middleware
+
+    guarded = [Middleware(OwnHostOnly), Middleware(Door, addresses=Addresses.of(host, allowed))]
+    written = f"[{host}]" if ":" in host else host  # in addresses
     with tempfile.TemporaryDirectory(prefix="ihdm-app-") as folder:
         os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder}
-        from starlette.middleware import Middleware
-
         from ihdm.app.theme import CSS, theme
 
         page = build(studio, name)
         page.launch(
-            server_name=host,
+            server_name=written,
             server_port=port,
             share=False,
             inbrowser=open_browser,
@@ -68,13 +76,14 @@ def serve(studio: Studio, name: str, host: str, port: int, open_browser: bool = 
             footer_links=[],
             ssr_mode=False,
             mcp_server=False,
+            enable_monitoring=False,
             quiet=True,
             prevent_thread_lock=True,
-            app_kwargs={"middleware": [Middleware(OwnHostOnly)]},
+            app_kwargs={"middleware": guarded},
             theme=theme(),
             css=CSS,
         )
-        print(f"http://{host}:{port} shows the page; Ctrl-C ends it", flush=True)
+        print(f"http://{written}:{port} shows the page; Ctrl-C ends it", flush=True)
         with stop_requests() as asked_to_stop:
             while not asked_to_stop():
                 time.sleep(0.2)
