@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -11,6 +15,7 @@ from PIL import Image
 from ihdm import cli
 from ihdm.app.door import Addresses, Door
 from ihdm.app.film import MOST, Film
+from ihdm.app.firsts import Firsts, Turns
 from ihdm.app.numbers import whole
 from ihdm.app.studio import MOST_PIXELS, Growth, Studio
 from ihdm.app.ways import chosen, ways
@@ -109,14 +114,14 @@ def test_the_first_start_has_the_colour_asked_for_and_the_others_differ(studio):
     assert bool((light.diff() >= 0).all())
 
 
-def test_rows_of_the_table_share_their_start_and_columns_their_noise(studio):
+def test_columns_of_the_table_share_their_start_and_rows_their_noise_as_in_the_study(studio):
     starts = torch.tensor([3, 9])
     states = list(studio.matrix(starts, [4, 5, 6]))
-    table = states[0][1].unflatten(0, (2, 3))
-    assert torch.equal(table[:, 0], table[:, 2])
-    torch.testing.assert_close(table[:, 0], studio.process.prior.means(starts), atol=0.1, rtol=0)
+    table = states[0][1].unflatten(0, (3, 2))
+    assert torch.equal(table[0], table[2])
+    torch.testing.assert_close(table[0], studio.process.prior.means(starts), atol=0.1, rtol=0)
     one_cell = last(studio.matrix(starts[1:], [6]))[0]
-    torch.testing.assert_close(states[-1][1].unflatten(0, (2, 3))[1, 2], one_cell, atol=1e-5, rtol=0)
+    torch.testing.assert_close(states[-1][1].unflatten(0, (3, 2))[2, 1], one_cell, atol=1e-5, rtol=0)
 
 
 def test_interpolation_ends_in_the_first_images_of_both_seeds(studio):
@@ -125,6 +130,49 @@ def test_interpolation_ends_in_the_first_images_of_both_seeds(studio):
         torch.testing.assert_close(strip[end].clamp(0, 1), studio.model.sample(1, seed)[0], atol=1e-4, rtol=0)
     with pytest.raises(UsageError, match="nothing in between"):
         studio.between(3, 3, 5)
+
+
+def test_the_strip_shows_as_many_pictures_as_were_asked_for():
+    pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
+    from ihdm.app.tabs.interpolate import draw
+
+    for count in (2, 8, 13):
+        page = np.asarray(draw(torch.zeros(count, 1, 8, 8)).convert("L"))
+        columns, rows = min(count, 8), -(-count // 8)
+        cell = 700 // columns // 8 * 8
+        assert (page == 0).sum() == count * cell**2 and page.shape[0] < (rows + 1) * cell
+
+
+def test_the_first_results_are_those_of_the_first_settings(studio, tmp_path):
+    pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
+    from ihdm.app.page import build
+
+    firsts = Firsts()
+    build(studio, "tiny", firsts)
+    firsts.make(tmp_path)
+    generated, table, strip, branches = firsts.all[:4]
+    assert all(first.ready for first in firsts.all)
+    film = generated.found[-1]
+    assert torch.equal(film.last, to_bytes(studio.model.sample(studio.usual, 0)))
+    assert table.found and strip.found and len(branches.found[4]) == 8
+    for value in (generated.found[5]["value"], strip.found[2]):
+        assert Path(value).is_file()
+
+
+def test_what_is_shown_at_first_waits_for_visitors_and_ends_with_the_page():
+    turns, order = Turns(), []
+    ours = turns.own(iter("abc"))
+    order.append(next(ours))
+    visitor = turns.visitor(iter("xy"))
+    order.append(next(visitor))
+    waiting = threading.Thread(target=lambda: order.append(next(ours)))
+    waiting.start()
+    time.sleep(0.05)
+    order.append(next(visitor))
+    waiting.join()
+    assert order == ["a", "x", "y", "b"]
+    turns.ended.set()
+    assert not list(ours)
 
 
 def test_a_walk_goes_on_from_one_of_its_futures(studio):
