@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import runpy
 import shutil
 import socket
 import subprocess
@@ -434,3 +435,13 @@ def test_narrow_screens_have_all_tabs_and_the_picture_at_the_top(page):
         assert where["y"] + min(where["height"], 300) < 800, (name, where)
         assert page.evaluate("document.documentElement.scrollWidth") <= 420
     shown(page, "generated")
+
+
+def test_the_script_for_the_pictures_in_the_docs_makes_all_of_them(page):
+    docs = Path(__file__).parent.parent / "docs"
+    script = runpy.run_path(str(docs / "app" / "pictures.py"))
+    names = [name.replace("Brightness", "Colour") for name in script["TABS"]]  # the model of these tests has colours
+    assert names == [name.strip() for name in page.get_by_role("tab").filter(visible=True).all_text_contents()]
+    made = {name.lower().replace(" ", "-") for name in script["TABS"]} | {"narrow"}
+    assert made == {path.stem for path in (docs / "app").glob("*.png")}
+    assert made == set(re.findall(r"\(app/([a-z-]+)\.png\)", (docs / "app.md").read_text()))
