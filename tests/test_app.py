@@ -159,6 +159,22 @@ def test_the_first_results_are_those_of_the_first_settings(studio, tmp_path):
         assert Path(value).is_file()
 
 
+def test_first_results_that_cannot_be_had_keep_nobody_waiting(tmp_path, capsys):
+    def refused(folder):
+        yield "Growing", 1
+        raise UsageError("That picture looks sharp already.")
+
+    def broken(folder):
+        raise ZeroDivisionError
+
+    firsts = Firsts()
+    for work in (refused, broken, lambda folder: iter([("Done", 2)])):
+        firsts.add(work, [])
+    firsts.make(tmp_path)
+    assert [(first.ready, first.found) for first in firsts.all] == [(True, None), (True, None), (True, ("Done", 2))]
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
 def test_what_is_shown_at_first_waits_for_visitors_and_ends_with_the_page():
     turns, order = Turns(), []
     ours = turns.own(iter("abc"))

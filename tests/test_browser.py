@@ -271,6 +271,7 @@ def test_diffusion_has_the_tabs_that_it_can_fill(browser, tmp_path):
 
 def test_wrong_numbers_get_a_message_and_the_page_goes_on(page):
     field = page.get_by_label("Seed").locator("visible=true").first
+    shown(page, "generated")
     field.fill("-3")
     nothing_shown(page, "generated")
     field.press("Enter")
@@ -339,6 +340,7 @@ def test_interpolate(page):
 
 def test_branch_and_walk_on(page):
     tab(page, "Branch")
+    shown(page, "path")
     page.get_by_label("Seed").locator("visible=true").fill("5")
     nothing_shown(page, "path", "state", "futures")
     button(page, "2. Show its futures").click()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 from ihdm.errors import IhdmError
 
 Work = Callable[..., Iterator[tuple[Any, ...]]]
+DONE = object()
 AWAY = 1.0  # seconds without a step of a visitor's work, after which ours goes on
 
 
@@ -24,24 +27,27 @@ class Turns:
     ended: threading.Event = field(default_factory=threading.Event)
 
     def visitor(self, steps: Iterator[Any]) -> Iterator[Any]:
-        return self._each(steps, lambda: self.visited.__setitem__(0, time.monotonic()))
-
-    def own(self, steps: Iterator[Any]) -> Iterator[Any]:
-        return self._each(steps, self._step_aside)
-
-    def _each(self, steps: Iterator[Any], before: Callable[[], None]) -> Iterator[Any]:
-        done = object()
-        while True:
-            before()
-            with self.lock:
-                found = next(steps, done)
-            if found is done or self.ended.is_set():
-                return
+        while (found := self._step(steps)) is not DONE:
             yield found
 
-    def _step_aside(self) -> None:
-        while (left := self.visited[0] + AWAY - time.monotonic()) > 0 and not self.ended.wait(min(left, 0.1)):
-            pass
+    def own(self, steps: Iterator[Any]) -> Iterator[Any]:
+        found = None
+        while found is not DONE and not self.ended.wait(0.1 if self._visited() else 0):
+            with self.lock:
+                found = DONE if self.ended.is_set() else None if self._visited() else next(steps, DONE)
+            if found is not DONE and found is not None:
+                yield found
+
+    def _step(self, steps: Iterator[Any]) -> Any:
+        self.visited[0] = math.inf  # until it is done, however long that takes
+        try:
+            with self.lock:
+                return next(steps, DONE)
+        finally:
+            self.visited[0] = time.monotonic()
+
+    def _visited(self) -> bool:
+        return time.monotonic() - self.visited[0] < AWAY
 
 
 @dataclass
@@ -74,6 +80,9 @@ class Firsts:
                 for found in self.turns.own(first.work(place, *first.given)):
                     first.found = found
             except IhdmError:  # who presses the button is told; until then there is nothing to show
+                first.found = None
+            except Exception:  # the terminal says what; the other tabs, and visitors, can do without
+                traceback.print_exc()
                 first.found = None
             finally:
                 first.ready = not self.turns.ended.is_set()
