@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import asyncio
 import socket
+import threading
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from ihdm import cli
+from ihdm.app.door import Addresses, Door
 from ihdm.app.film import MOST, Film
+from ihdm.app.firsts import Firsts, Turns
 from ihdm.app.numbers import whole
 from ihdm.app.studio import MOST_PIXELS, Growth, Studio
 from ihdm.app.ways import chosen, ways
@@ -107,14 +114,14 @@ def test_the_first_start_has_the_colour_asked_for_and_the_others_differ(studio):
     assert bool((light.diff() >= 0).all())
 
 
-def test_rows_of_the_table_share_their_start_and_columns_their_noise(studio):
+def test_columns_of_the_table_share_their_start_and_rows_their_noise_as_in_the_study(studio):
     starts = torch.tensor([3, 9])
     states = list(studio.matrix(starts, [4, 5, 6]))
-    table = states[0][1].unflatten(0, (2, 3))
-    assert torch.equal(table[:, 0], table[:, 2])
-    torch.testing.assert_close(table[:, 0], studio.process.prior.means(starts), atol=0.1, rtol=0)
+    table = states[0][1].unflatten(0, (3, 2))
+    assert torch.equal(table[0], table[2])
+    torch.testing.assert_close(table[0], studio.process.prior.means(starts), atol=0.1, rtol=0)
     one_cell = last(studio.matrix(starts[1:], [6]))[0]
-    torch.testing.assert_close(states[-1][1].unflatten(0, (2, 3))[1, 2], one_cell, atol=1e-5, rtol=0)
+    torch.testing.assert_close(states[-1][1].unflatten(0, (3, 2))[2, 1], one_cell, atol=1e-5, rtol=0)
 
 
 def test_interpolation_ends_in_the_first_images_of_both_seeds(studio):
@@ -123,6 +130,65 @@ def test_interpolation_ends_in_the_first_images_of_both_seeds(studio):
         torch.testing.assert_close(strip[end].clamp(0, 1), studio.model.sample(1, seed)[0], atol=1e-4, rtol=0)
     with pytest.raises(UsageError, match="nothing in between"):
         studio.between(3, 3, 5)
+
+
+def test_the_strip_shows_as_many_pictures_as_were_asked_for():
+    pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
+    from ihdm.app.tabs.interpolate import draw
+
+    for count in (2, 8, 13):
+        page = np.asarray(draw(torch.zeros(count, 1, 8, 8)).convert("L"))
+        columns, rows = min(count, 8), -(-count // 8)
+        cell = 700 // columns // 8 * 8
+        assert (page == 0).sum() == count * cell**2 and page.shape[0] < (rows + 1) * cell
+
+
+def test_the_first_results_are_those_of_the_first_settings(studio, tmp_path):
+    pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
+    from ihdm.app.page import build
+
+    firsts = Firsts()
+    build(studio, "tiny", firsts)
+    firsts.make(tmp_path)
+    generated, table, strip, branches = firsts.all[:4]
+    assert all(first.ready for first in firsts.all)
+    film = generated.found[-1]
+    assert torch.equal(film.last, to_bytes(studio.model.sample(studio.usual, 0)))
+    assert table.found and strip.found and len(branches.found[4]) == 8
+    for value in (generated.found[5]["value"], strip.found[2]):
+        assert Path(value).is_file()
+
+
+def test_first_results_that_cannot_be_had_keep_nobody_waiting(tmp_path, capsys):
+    def refused(folder):
+        yield "Growing", 1
+        raise UsageError("That picture looks sharp already.")
+
+    def broken(folder):
+        raise ZeroDivisionError
+
+    firsts = Firsts()
+    for work in (refused, broken, lambda folder: iter([("Done", 2)])):
+        firsts.add(work, [])
+    firsts.make(tmp_path)
+    assert [(first.ready, first.found) for first in firsts.all] == [(True, None), (True, None), (True, ("Done", 2))]
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_what_is_shown_at_first_waits_for_visitors_and_ends_with_the_page():
+    turns, order = Turns(), []
+    ours = turns.own(iter("abc"))
+    order.append(next(ours))
+    visitor = turns.visitor(iter("xy"))
+    order.append(next(visitor))
+    waiting = threading.Thread(target=lambda: order.append(next(ours)))
+    waiting.start()
+    time.sleep(0.05)
+    order.append(next(visitor))
+    waiting.join()
+    assert order == ["a", "x", "y", "b"]
+    turns.ended.set()
+    assert not list(ours)
 
 
 def test_a_walk_goes_on_from_one_of_its_futures(studio):
@@ -239,6 +305,75 @@ def test_a_port_in_use_is_named_before_the_model_is_read(capsys):
             cli.main(["app", "no-such-model", "--port", str(port)])
     assert stopped.value.code == 1
     assert f"port {port}" in capsys.readouterr().err
+
+
+def asked(addresses: Addresses, method: str = "GET", path: str = "/config", kind: str = "http", **headers: str) -> str:
+    """What the door answers: the status, or "let in"."""
+    found = []
+
+    async def inside(scope, receive, send):
+        found.append("let in")
+
+    async def send(message):
+        found.append(str(message.get("status", message["type"])))
+
+    pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": kind, "method": method, "path": path, "headers": pairs}
+    asyncio.run(Door(inside, addresses)(scope, None, send))
+    return found[0]
+
+
+def test_the_page_answers_only_at_its_own_addresses():
+    own = {"localhost:7860", "127.0.0.1:7860", "[::1]:7860", "LOCALHOST", "localhost:9000"}  # the last by a tunnel
+    others = {"192.168.1.5:7860", socket.gethostname()}
+    strange = {
+        "evil.example",
+        "evil.example:7860",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "",
+        "[::1",
+        "a@b",
+    }
+    for listens, answered in (
+        ("127.0.0.1", own),
+        ("localhost", own),
+        ("::1", own),
+        ("0.0.0.0", own | others),
+        ("192.168.1.5", own | others),
+        ("box.local", own | others | {"box.local:7860"}),
+    ):
+        for host in own | others | strange | {"box.local:7860"}:
+            expected = "let in" if host in answered else "403"
+            assert asked(Addresses.of(listens), host=host) == expected, (listens, host)
+    assert asked(Addresses.of("127.0.0.1")) == "403"  # without any
+    named = Addresses.of("127.0.0.1", ["Pictures.example.org", "localhost:8888"])
+    assert asked(named, host="pictures.example.org") == asked(named, host="pictures.example.org:443") == "let in"
+    assert asked(named, host="example.org") == "403"
+
+
+def test_requests_of_pages_elsewhere_are_refused():
+    addresses, host = Addresses.of("127.0.0.1", ["pictures.example.org"]), "127.0.0.1:7860"
+    for origin in ("http://127.0.0.1:7860", "https://pictures.example.org"):
+        assert asked(addresses, "POST", "/gradio_api/upload", host=host, origin=origin) == "let in"
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:8888", "http://localhost:7860", "file://"):
+        for method in ("GET", "POST", "DELETE", "OPTIONS"):
+            assert asked(addresses, method, "/gradio_api/upload", host=host, origin=origin) == "403"
+        assert asked(addresses, kind="websocket", host=host, origin=origin) == "websocket.close"
+    for site, expected in (("same-origin", "let in"), ("none", "let in"), ("same-site", "403"), ("cross-site", "403")):
+        assert asked(addresses, host=host, sec_fetch_site=site, sec_fetch_mode="no-cors") == expected
+    link = {"host": host, "sec_fetch_site": "cross-site", "sec_fetch_mode": "navigate"}
+    assert asked(addresses, path="/", sec_fetch_dest="document", **link) == "let in"
+    assert asked(addresses, path="/", sec_fetch_dest="iframe", **link) == "403"
+    assert asked(addresses, path="/gradio_api/deep_link", sec_fetch_dest="document", **link) == "403"
+
+
+def test_names_that_are_none_are_refused_before_the_model_is_read(capsys):
+    pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
+    for name in ("http://pictures.example.org/", "*", ""):
+        with pytest.raises(SystemExit):
+            cli.main(["app", "no-such-model", "--port", "0", "--allow-host", name])
+        assert "--allow-host takes a name" in capsys.readouterr().err
 
 
 def test_the_page_has_the_tabs_that_the_process_can_fill(studio, tiny_config):

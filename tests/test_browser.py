@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
+import runpy
 import shutil
 import socket
 import subprocess
@@ -146,12 +148,58 @@ def shown(page, name: str):
     return image
 
 
+def nothing_shown(page, *names: str) -> None:
+    """Neither pictures nor words about them, and nothing to save."""
+    for name in names:
+        playwright.expect(page.locator(f"#{name} img")).to_have_count(0)
+    for words in page.locator(".words:visible").all():
+        playwright.expect(words).to_have_text("")
+    for save in page.locator(".save:visible").all():
+        playwright.expect(save).to_be_disabled()
+
+
+def test_visitors_find_pictures_in_every_tab(page):
+    for name, pictures in (
+        ("Generate", ["generated"]),
+        ("Colour and shape", ["table"]),
+        ("Interpolate", ["strip", "moving"]),
+        ("Branch", ["path", "state"]),
+    ):
+        tab(page, name)
+        for picture in pictures:
+            shown(page, picture)
+    playwright.expect(page.locator("#futures .thumbnail-item")).to_have_count(8, **SLOW)
+    says(page, "")
+
+
 def test_browsers_are_told_to_ask_no_other_host(page):
     fetched = "url => fetch(url, {mode: 'no-cors'}).then(() => 'answered', error => String(error))"
     refused = []
     page.on("console", lambda message: refused.append(message.text))
     assert "TypeError" in page.evaluate(fetched, "http://localhost:9/")  # another host, if not another machine
     assert any("Content Security Policy" in text for text in refused)
+
+
+def test_the_server_answers_only_at_its_own_address_and_only_its_own_pages(address):
+    own = address.removeprefix("http://")
+    upload = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\nhello\r\n--x--\r\n'
+    form = {"Content-Type": "multipart/form-data; boundary=x"}
+    for path, headers, sent, status, words in (
+        ("/", {}, None, 200, b"<!doctype html>"),
+        ("/", {"Host": "evil.example"}, None, 403, b"answers only at its own addresses"),
+        ("/gradio_api/upload", form | {"Origin": address}, upload, 200, b"a.png"),
+        ("/gradio_api/upload", form | {"Origin": "http://evil.example"}, upload, 403, b"only from itself"),
+        ("/gradio_api/queue/data?session_hash=a", {"Origin": "null"}, None, 403, b"only from itself"),
+        ("/config", {"Sec-Fetch-Site": "cross-site"}, None, 403, b"only from itself"),
+        ("/gradio_api/file=/etc/passwd", {}, None, 403, b"not allowed"),
+        ("/monitoring", {}, None, 403, b"not enabled"),
+    ):
+        connection = http.client.HTTPConnection(own, timeout=30)
+        connection.request("GET" if sent is None else "POST", path, sent, headers)
+        answer = connection.getresponse()
+        assert (answer.status, words in answer.read()) == (status, True), (path, headers)
+        assert answer.headers["Access-Control-Allow-Origin"] in (None, address)
+        connection.close()
 
 
 def test_generate_scrub_and_save(page, tmp_path):
@@ -179,6 +227,7 @@ def test_how_to_sample_can_be_chosen(page):
     says(page, "Done")
     before = shown(page, "generated").get_attribute("src")
     page.get_by_label("Exact").locator("visible=true").click()
+    nothing_shown(page, "generated")
     playwright.expect(steps).to_be_enabled(**SLOW)
     playwright.expect(randomness).to_have_attribute("max", "1")
     fill(page, "Number of steps", "7")
@@ -222,12 +271,22 @@ def test_diffusion_has_the_tabs_that_it_can_fill(browser, tmp_path):
 
 def test_wrong_numbers_get_a_message_and_the_page_goes_on(page):
     field = page.get_by_label("Seed").locator("visible=true").first
+    shown(page, "generated")
     field.fill("-3")
-    button(page, "Make pictures").click()
+    nothing_shown(page, "generated")
+    field.press("Enter")
     says(page, "The seed must be a number from 0")
-    field.fill("3")
-    button(page, "Make pictures").click()
+    nothing_shown(page, "generated")
+    button(page, "Random seed").locator("visible=true").click()
     says(page, "Done")
+    assert int(field.input_value()) >= 0
+    before = shown(page, "generated").get_attribute("src")
+    amount = page.get_by_label("number input for How many pictures")
+    amount.fill("3")
+    nothing_shown(page, "generated")
+    amount.press("Enter")
+    says(page, "Done")
+    assert shown(page, "generated").get_attribute("src") != before
 
 
 def test_cancel_stops_the_work_and_lets_the_next_begin(page):
@@ -238,9 +297,13 @@ def test_cancel_stops_the_work_and_lets_the_next_begin(page):
     says(page, "Cancelled")
     page.wait_for_timeout(1500)
     says(page, "Cancelled")
+    nothing_shown(page, "generated")
     button(page, "Make pictures").click()
     says(page, re.compile("step [1-9]"))
-    button(page, "Cancel").locator("visible=true").click()
+    fill(page, "How many pictures", "63")  # what it would give belongs to other settings
+    says(page, "Cancelled")
+    page.wait_for_timeout(500)
+    nothing_shown(page, "generated")
 
 
 def test_two_visitors_do_not_disturb_each_other(page, browser, address):
@@ -269,13 +332,17 @@ def test_interpolate(page):
     says(page, "Done")
     shown(page, "strip")
     assert ".gif" in shown(page, "moving").get_attribute("src")
-    page.get_by_label("To seed").fill("1")
+    page.get_by_label("To seed").fill(page.get_by_label("From seed").input_value())
+    nothing_shown(page, "strip", "moving")
     button(page, "Go from one to the other").click()
     says(page, "nothing in between")
 
 
 def test_branch_and_walk_on(page):
     tab(page, "Branch")
+    shown(page, "path")
+    page.get_by_label("Seed").locator("visible=true").fill("5")
+    nothing_shown(page, "path", "state", "futures")
     button(page, "2. Show its futures").click()
     says(page, "First grow one picture")
     button(page, "1. Grow one picture").click()
@@ -288,12 +355,20 @@ def test_branch_and_walk_on(page):
     futures.nth(2).click()
     says(page, "along future 3")
     playwright.expect(page.locator("#path img")).not_to_have_attribute("src", before, **SLOW)
+    fill(page, "Stop at this percentage of the way", "60")
+    playwright.expect(futures).to_have_count(0)
+    shown(page, "state")
     button(page, "2. Show its futures").click()
     says(page, "8 futures")
 
 
 def test_restore(page, tmp_path):
     tab(page, "Restore")
+    playwright.expect(page.locator(".block.status:visible")).to_have_text("", **SLOW)  # an example, if there is one
+    clear = page.locator("#upload").get_by_label("Clear")
+    if clear.count():
+        clear.click()
+    nothing_shown(page, "summary", "versions")
     button(page, "Restore").click()
     says(page, "First choose a picture")
     broken = tmp_path / "broken.png"
@@ -317,6 +392,8 @@ def test_restore(page, tmp_path):
     fill(page, "Number of steps", "5")
     button(page, "Restore").click()
     playwright.expect(words).to_contain_text("it took 5 steps", **SLOW)
+    page.locator("#upload").get_by_label("Clear").click()
+    nothing_shown(page, "summary", "versions")
 
 
 def test_restoring_goes_between_the_papers_steps_and_the_models_own(browser, tmp_path):
@@ -346,9 +423,27 @@ def test_restoring_goes_between_the_papers_steps_and_the_models_own(browser, tmp
         playwright.expect(words).to_contain_text(f"it took {level[1]} steps")
 
 
-def test_narrow_screens_need_no_sideways_scrolling(page):
-    page.set_viewport_size({"width": 390, "height": 844})
-    button(page, "Make pictures").click()
-    says(page, "Done")
+def test_narrow_screens_have_all_tabs_and_the_picture_at_the_top(page):
+    page.set_viewport_size({"width": 420, "height": 800})
+    for name, picture in (
+        ("Colour and shape", "table"),
+        ("Interpolate", "strip"),
+        ("Branch", "path"),
+        ("Restore", "summary"),
+        ("Generate", "generated"),
+    ):
+        tab(page, name)
+        where = page.locator(f"#{picture}").bounding_box()
+        assert where["y"] + min(where["height"], 300) < 800, (name, where)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 420
     shown(page, "generated")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_the_script_for_the_pictures_in_the_docs_makes_all_of_them(page):
+    docs = Path(__file__).parent.parent / "docs"
+    script = runpy.run_path(str(docs / "app" / "pictures.py"))
+    names = [name.replace("Brightness", "Colour") for name in script["TABS"]]  # the model of these tests has colours
+    assert names == [name.strip() for name in page.get_by_role("tab").filter(visible=True).all_text_contents()]
+    made = {name.lower().replace(" ", "-") for name in script["TABS"]} | {"narrow"}
+    assert made == {path.stem for path in (docs / "app").glob("*.png")}
+    assert made == set(re.findall(r"\(app/([a-z-]+)\.png\)", (docs / "app.md").read_text()))

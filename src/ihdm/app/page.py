@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from html import escape
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from ihdm.app.door import Addresses, Door
+from ihdm.app.firsts import Firsts
 from ihdm.app.policy import OwnHostOnly
 from ihdm.app.studio import MOST_BYTES, Studio
 from ihdm.app.ways import chance
@@ -19,18 +24,24 @@ from ihdm.stopping import stop_requests
 if TYPE_CHECKING:
     import gradio as gr
 
+    from ihdm.app.job import Bench
+
 MOST_WAITING = 20  # visitors in the queue; one more is asked to come back later
 CACHE_SECONDS = 3600  # that files of visitors are kept
 
 
-def build(studio: Studio, name: str) -> gr.Blocks:
-    """The page for a model."""
+def build(studio: Studio, name: str, firsts: Firsts | None = None) -> gr.Blocks:
+    """The page for a model; `firsts` are told what its tabs show at first."""
     import gradio as gr
 
+    from ihdm.app.job import Bench
     from ihdm.app.tabs import branch, colour_and_shape, generate, interpolate, restore
 
+    told = Firsts() if firsts is None else firsts
     by_chance = chance(studio.process)
-    tabs: dict[str, tuple[Callable[[Studio], None], bool]] = {  # and whether the process can do that
+    tabs: dict[
+        str, tuple[Callable[[Studio, Callable[[], Bench]], None], bool]
+    ] = {  # and whether the process can do that
         "Generate": (generate.tab, True),
         "Colour and shape" if studio.in_colour else "Brightness and shape": (
             colour_and_shape.tab,
@@ -45,22 +56,30 @@ def build(studio: Studio, name: str) -> gr.Blocks:
         for title, (tab, possible) in tabs.items():
             if possible:
                 with gr.Tab(title):
-                    tab(studio)
+                    tab(studio, partial(Bench.build, page, told))
     return page.queue(max_size=MOST_WAITING, api_open=False)
 
 
-def serve(studio: Studio, name: str, host: str, port: int, open_browser: bool = False) -> None:
-    """Show the page until Ctrl-C. Files of visitors lie in a folder that then vanishes."""
+def serve(
+    studio: Studio, name: str, host: str, port: int, open_browser: bool = False, allowed: Iterable[str] = ()
+) -> None:
+    """Show the page until Ctrl-C. Files of visitors lie in a folder that then vanishes.
+
+    allowed: names by which it can be reached besides those that follow from the host.
+    """
     port = free_port(host, port)
-    with tempfile.TemporaryDirectory(prefix="ihdm-app-") as folder:
+    from starlette.middleware import Middleware
+
+    guarded = [Middleware(OwnHostOnly), Middleware(Door, addresses=Addresses.of(host, allowed))]
+    written = f"[{host}]" if ":" in host else host  # in addresses
+    with tempfile.TemporaryDirectory(prefix="ihdm-app-") as folder, tempfile.TemporaryDirectory() as kept:
         os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder}
-        from starlette.middleware import Middleware
+        from ihdm.app.theme import CSS, ENTER_STARTS, theme
 
-        from ihdm.app.theme import CSS, theme
-
-        page = build(studio, name)
+        firsts = Firsts()
+        page = build(studio, name, firsts)
         page.launch(
-            server_name=host,
+            server_name=written,
             server_port=port,
             share=False,
             inbrowser=open_browser,
@@ -68,17 +87,31 @@ def serve(studio: Studio, name: str, host: str, port: int, open_browser: bool = 
             footer_links=[],
             ssr_mode=False,
             mcp_server=False,
+            enable_monitoring=False,
             quiet=True,
             prevent_thread_lock=True,
-            app_kwargs={"middleware": [Middleware(OwnHostOnly)]},
+            app_kwargs={"middleware": guarded},
             theme=theme(),
             css=CSS,
+            js=ENTER_STARTS,
         )
-        print(f"http://{host}:{port} shows the page; Ctrl-C ends it", flush=True)
+        page.app.iterators = Running()
+        print(f"http://{written}:{port} shows the page; Ctrl-C ends it", flush=True)
+        making = threading.Thread(target=firsts.make, args=[Path(kept)], daemon=True)
         with stop_requests() as asked_to_stop:
+            making.start()
             while not asked_to_stop():
                 time.sleep(0.2)
+        firsts.end()
         page.close(verbose=False)
+        making.join()
+
+
+class Running(dict[str, Any]):
+    """Work that goes on, as gradio keeps it. Cancelling it twice at once, as by a double click, is no error."""
+
+    def __delitem__(self, name: str) -> None:
+        self.pop(name, None)
 
 
 def free_port(host: str, port: int) -> int:
@@ -104,4 +137,4 @@ def _masthead(studio: Studio, name: str) -> str:
     kind = "colour" if studio.in_colour else "grey" if channels == 1 else f"{channels}-channel"
     return f"""<div class="masthead"><h1>Pictures {escape(studio.process.grown)}</h1>
 <p>Model <b>{escape(name)}</b>: {kind} pictures of {width} x {height} pixels, usually made in {studio.steps} steps.
-All is computed on the machine that serves this page; nothing is sent elsewhere.</p></div>"""
+<span class="aside">All is computed on the machine that serves this page; nothing is sent elsewhere.</span></p></div>"""

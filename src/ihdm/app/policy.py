@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-POLICY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; form-action 'self'; base-uri 'self'"
+POLICY = (
+    "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; form-action 'self'; base-uri 'self'; "
+    "frame-ancestors 'self'"
+)
+HEADERS = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"cross-origin-resource-policy", b"same-origin"),  # and no other site to show what is here
+]
 
 
 class OwnHostOnly:
@@ -17,7 +24,7 @@ class OwnHostOnly:
     async def __call__(self, scope: Any, receive: Any, send: Callable[[Any], Awaitable[None]]) -> None:
         async def send_with_policy(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"content-security-policy", POLICY.encode())]
+                message["headers"] = [*message["headers"], *HEADERS]
             await send(message)
 
         await self.app(scope, receive, send_with_policy)

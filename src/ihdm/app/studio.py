@@ -130,11 +130,11 @@ class Studio:
         return pool[[chosen[0], *sorted(chosen[1:], key=lambda i: float(light[i]))]]
 
     def matrix(self, starts: Tensor, seeds: Sequence[int]) -> Growth:
-        """One image for each start and seed of the noise: those of the first start first."""
-        rows = starts.repeat_interleave(len(seeds)).to(self.device)
-        start = self.picking().near(rows, SeededNoise(0, rows, self.shape)(self.process.K + 1))
-        columns = torch.tensor(seeds, device=self.device).repeat(len(starts))
-        return self._growth(start, SeededNoise(0, columns, self.shape))
+        """One image for each seed of the noise and each start: those of the first seed first."""
+        columns = starts.repeat(len(seeds)).to(self.device)
+        start = self.picking().near(columns, SeededNoise(0, columns, self.shape)(self.process.K + 1))
+        rows = torch.tensor(seeds, device=self.device).repeat_interleave(len(starts))
+        return self._growth(start, SeededNoise(0, rows, self.shape))
 
     def between(self, one: Any, other: Any, steps: Any) -> Growth:
         """Images from the first of one seed to the first of another (Fig. 6b)."""

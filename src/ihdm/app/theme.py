@@ -10,15 +10,16 @@ CSS = """
 .gradio-container main { padding-top: 0.6rem !important; }
 .html-container { padding: 0 !important; }
 .masthead h1 { font-size: 1.9rem; font-weight: 600; letter-spacing: -0.02em; margin: 0; line-height: 1.15; }
-.masthead p { color: var(--body-text-color-subdued); margin: 0.35rem 0 0; }
+.masthead p, .masthead .aside { color: var(--body-text-color-subdued); margin: 0.35rem 0 0; }
 .lead { max-width: 60rem; padding: 0.2rem 0 0.2rem; }
 .lead p { font-size: 1.08rem; line-height: 1.55; margin: 0; }
 .picture img { image-rendering: pixelated; border-radius: 6px; }
 .picture { border: none !important; background: transparent !important; box-shadow: none !important; }
 #generated img { max-height: 430px; }
-#table img { max-height: 520px; }
+#table img { max-height: 560px; }
 .picture .icon-button-wrapper { display: none; }
 .picture .empty { min-height: 9rem; border: 1px dashed var(--border-color-primary); border-radius: 6px; }
+#generated .empty, #table .empty { min-height: 20rem; }
 .picture .empty .icon, .futures .empty .icon { display: none; }
 .picture .empty::after, .futures .empty::after { content: "Nothing here yet"; font-size: 0.9rem; }
 .picture .empty::after, .futures .empty::after { color: var(--body-text-color-subdued); }
@@ -37,11 +38,38 @@ CSS = """
 #state img { max-height: 220px; }
 .save { max-width: 11rem; }
 @media (max-width: 640px) {
-  .masthead h1 { font-size: 1.5rem; }
-  .lead p { font-size: 1rem; }
+  .gradio-container main { padding: 0.4rem 0.8rem !important; }
+  .masthead h1 { font-size: 1.35rem; }
+  .masthead p { font-size: 0.85rem; margin-top: 0.2rem; }
+  .masthead .aside { display: none; }
+  .lead p { font-size: 0.92rem; line-height: 1.4; }
+  .tabs { gap: 0.4rem !important; }
+  .tabitem { padding-top: 0.4rem !important; }
+  .tab-wrapper { height: auto !important; padding-bottom: 0 !important; }
+  .tab-container:not(.visually-hidden) { flex-wrap: wrap; height: auto !important; overflow: visible !important; }
+  .tab-container:not(.visually-hidden) button { height: auto !important; padding: 0.35rem 0.6rem !important; }
+  .tab-container.visually-hidden button { width: 1px !important; padding: 0 !important; } /* by which it is measured */
+  .sides { display: contents !important; }
+  .lead { order: -2; }
+  .results { order: -1; gap: 0.6rem !important; }
+  .how { order: 1; }
+  #table img { max-height: 420px; }
+  #state img { max-height: 130px; }
 }
-@media (max-width: 640px) and (max-resolution: 1.5dppx) { .picture img { image-rendering: auto; } }
+@media (max-width: 1240px) and (max-resolution: 1.5dppx) { .picture img { image-rendering: auto; } }
 """
+
+# In a field, Enter starts what the next large button starts.
+ENTER_STARTS = """() => document.addEventListener("keydown", event => {
+  const field = event.target;
+  if (event.key !== "Enter" || !(field instanceof HTMLInputElement) || field.type === "file") return;
+  const buttons = [...document.querySelectorAll("button.primary")].filter(button => button.offsetParent);
+  const next = buttons.find(button => field.compareDocumentPosition(button) & Node.DOCUMENT_POSITION_FOLLOWING);
+  if (!next) return;
+  event.preventDefault();
+  field.blur();
+  setTimeout(() => next.click(), 50);
+})"""
 
 
 def theme() -> gr.themes.Base:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import gradio as gr
@@ -17,7 +16,7 @@ from ihdm.app.film import Film
 from ihdm.app.job import QUIET, Bench, said, watched
 from ihdm.app.numbers import whole
 from ihdm.app.studio import Studio
-from ihdm.app.tabs.parts import PAGE, lead, picture, save_button, saved, seed
+from ihdm.app.tabs.parts import PAGE, lead, picture, random_seed, save_button, saved, seed
 from ihdm.errors import UsageError
 
 TEXT = """A picture on its way is not yet one picture: many are still possible. Grow one, stop on the way, and let the
@@ -42,16 +41,17 @@ class Walk:
         return Walk(self.seed, self.path.then(self.futures.only(i)), self.turns + 1)
 
 
-def tab(studio: Studio) -> None:
+def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
     lead(TEXT)
-    with gr.Row():
+    with gr.Row(elem_classes="sides"):
         with gr.Column(scale=1, min_width=280):
             first = seed()
+            dice = random_seed()
             grow = gr.Button("1. Grow one picture", variant="primary")
             stop = gr.Slider(0, 100, 30, step=1, label="Stop at this percentage of the way")
             part = gr.Button("2. Show its futures", variant="primary")
-            bench = Bench.build()
-        with gr.Column(scale=2, min_width=300):
+            bench = bench_for()
+        with gr.Column(scale=2, min_width=300, elem_classes="results"):
             path = picture("path")
             with gr.Row():
                 with gr.Column(scale=1, min_width=140):
@@ -62,28 +62,32 @@ def tab(studio: Studio) -> None:
             png = save_button("PNG")
     walk = gr.State(time_to_live=3600)
 
-    def growing(seed: Any, percent: Any) -> Iterator[tuple[Any, ...]]:
+    def growing(folder: Path, seed: Any, percent: Any) -> Iterator[tuple[Any, ...]]:
         growth = studio.grow(1, seed)
         film = Film(growth.levels, exact=True)
         yield from watched(growth, film, lambda u: draw(film), 5)
-        with TemporaryDirectory() as folder:
-            still, walk = saved(draw(film), Path(folder, "ihdm-path.png")), Walk(int(seed), film)
-            yield said("Grown. Now choose where to stop."), draw(film), *look(walk, percent), None, still, walk
+        still, walk = saved(draw(film), folder / "ihdm-path.png"), Walk(int(seed), film)
+        yield said("Grown. Now choose where to stop."), draw(film), *look(walk, percent), None, still, walk
 
-    def parting(walk: Walk | None, percent: Any) -> Iterator[tuple[Any, ...]]:
-        if walk is None:
+    def parting(folder: Path, walk: Walk | None, seed: Any, percent: Any) -> Iterator[tuple[Any, ...]]:
+        if walk is None or walk.seed != seed:
             raise UsageError("First grow one picture.")
         level = level_at(walk.path, whole(percent, "Where to stop", 0, 100))
         growth = studio.futures(walk.path.states[level], level, FUTURES, walk.seed, walk.turns)
         film = Film(growth.levels, exact=True)
         for status, *_ in watched(growth, film, draw_all, 0):
             yield status, gr.skip(), gr.skip(), gr.skip()
-        with TemporaryDirectory() as folder:
-            still = saved(draw_all(film.last), Path(folder, "ihdm-futures.png"))
-            found = Walk(walk.seed, walk.path, walk.turns, film)
-            step = f"step {walk.path.step(level)} of {walk.path.steps}"
-            words = f"{FUTURES} futures of {step}. Click on one to walk on from it."
-            yield said(words), tiles(film.last), still, found
+        still = saved(draw_all(film.last), folder / "ihdm-futures.png")
+        found = Walk(walk.seed, walk.path, walk.turns, film)
+        step = f"step {walk.path.step(level)} of {walk.path.steps}"
+        words = f"{FUTURES} futures of {step}. Click on one to walk on from it."
+        yield said(words), tiles(film.last), still, found
+
+    def both(folder: Path, seed: Any, percent: Any) -> Iterator[tuple[Any, ...]]:
+        for status, *grown in growing(folder, seed, percent):
+            yield status, *grown
+        for status, *parted in parting(folder, grown[-1], seed, percent):
+            yield status, *grown[:3], *parted
 
     def look(walk: Walk | None, percent: Any) -> tuple[Any, Any]:
         if walk is None:
@@ -100,8 +104,10 @@ def tab(studio: Studio) -> None:
         words = f"Walking on along future {chosen.index + 1}. Stop later on, and show the futures from there."
         return said(words), draw(on.path), replace(on, futures=walk.futures)
 
-    bench.connect(grow, growing, [first, stop], [path, state, words, gallery, png, walk])
-    bench.connect(part, parting, [walk, stop], [gallery, png, walk])
+    results = [path, state, words, gallery, png, walk]
+    bench.begin(both, [first, stop], results)
+    bench.connect(grow, growing, [first, stop], results, fields=[first], rolls=(dice, [first]))
+    bench.connect(part, parting, [walk, first, stop], [gallery, png, walk], fields=[first, stop])
     stop.input(look, [walk, stop], [state, words], trigger_mode="always_last", **QUIET)
     gallery.select(turn, walk, [bench.status, path, walk], **QUIET)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import gradio as gr
@@ -15,7 +14,7 @@ from ihdm import pictures
 from ihdm.app.film import MOST, Film
 from ihdm.app.job import QUIET, Bench, said, watched
 from ihdm.app.studio import MOST_IMAGES, Studio
-from ihdm.app.tabs.parts import PAGE, lead, offered, picture, save_button, saved, seed
+from ihdm.app.tabs.parts import PAGE, lead, offered, picture, random_seed, save_button, saved, seed
 from ihdm.app.tabs.sampling import sampling_row
 from ihdm.app.ways import chosen
 
@@ -23,16 +22,17 @@ TEXT = """Every picture begins with hardly anything in it. The model brings it o
 pinch of chance, until there is a picture that nobody has drawn. **Move the slider to watch it happen.**"""
 
 
-def tab(studio: Studio) -> None:
+def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
     lead(TEXT)
     how, usual = sampling_row(studio.process, studio.process), min(studio.steps, MOST - 1)
-    with gr.Row():
+    with gr.Row(elem_classes="sides"):
         with gr.Column(scale=1, min_width=280):
             number = gr.Slider(1, MOST_IMAGES, studio.usual, step=1, label="How many pictures")
             first = seed()
             make = gr.Button("Make pictures", variant="primary")
-            bench = Bench.build()
-        with gr.Column(scale=2, min_width=300):
+            dice = random_seed()
+            bench = bench_for()
+        with gr.Column(scale=2, min_width=300, elem_classes="results"):
             label = "From nothing (left) to picture (right)"
             place = gr.Slider(0, usual, usual, step=1, label=label, interactive=False)
             page = picture("generated")
@@ -41,24 +41,25 @@ def tab(studio: Studio) -> None:
                 png, gif = save_button("PNG"), save_button("GIF")
     film = gr.State(time_to_live=3600)
 
-    def work(n: Any, seed: Any, *given: Any) -> Iterator[tuple[Any, ...]]:
+    def work(folder: Path, n: Any, seed: Any, *given: Any) -> Iterator[tuple[Any, ...]]:
         growth = studio.grow(n, seed, **chosen(studio.process, dict(zip(how, given))))
         made = Film(growth.levels)
         yield from watched(growth, made, draw, 5)
-        with TemporaryDirectory() as folder:
-            moving = Path(folder, f"ihdm-{seed:.0f}-growing.gif")
-            pictures.animation(moving, list(made.states.values()))
-            still = saved(draw(made.last), Path(folder, f"ihdm-{seed:.0f}.png"))
-            end = len(made.levels) - 1
-            slider = gr.update(maximum=end, value=end, interactive=True)
-            yield said("Done."), draw(made.last), slider, _words(studio, made, end), still, offered(moving), made
+        moving = folder / f"ihdm-{seed:.0f}-growing.gif"
+        pictures.animation(moving, list(made.states.values()))
+        still = saved(draw(made.last), folder / f"ihdm-{seed:.0f}.png")
+        end = len(made.levels) - 1
+        slider = gr.update(maximum=end, value=end, interactive=True)
+        yield said("Done."), draw(made.last), slider, _words(studio, made, end), still, offered(moving), made
 
     def scrub(made: Film | None, position: int) -> tuple[Any, Any]:
         if made is None:
             return gr.skip(), gr.skip()
         return draw(made.states[made.levels[int(position)]]), _words(studio, made, int(position))
 
-    bench.connect(make, work, [number, first, *how.values()], [page, place, words, png, gif, film])
+    fields, results = [number, first, *how.values()], [page, place, words, png, gif, film]
+    bench.begin(work, fields, results)
+    bench.connect(make, work, fields, results, rolls=(dice, [first]))
     place.input(scrub, [film, place], [page, words], trigger_mode="always_last", **QUIET)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import gradio as gr
@@ -15,43 +14,46 @@ from ihdm import pictures
 from ihdm.app.film import Film
 from ihdm.app.job import Bench, said, watched
 from ihdm.app.studio import MOST_STEPS, Studio
-from ihdm.app.tabs.parts import PAGE, lead, offered, picture, save_button, saved, seed
+from ihdm.app.tabs.parts import PAGE, lead, offered, picture, random_seed, save_button, saved, seed
 
 TEXT = """Here are two pictures, and what lies between them. Start and chance of the first are turned, little by little,
 into those of the second. **Every step on the way is a picture of its own, not a cross-fade of the two.**"""
-SHOWN, MOVING = 8, 280
+COLUMNS, MOVING = 8, 280
+FROM, TO = 10, 0  # with the model that comes with ihdm, a six that turns into an eight
 
 
-def tab(studio: Studio) -> None:
+def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
     lead(TEXT)
-    with gr.Row():
+    with gr.Row(elem_classes="sides"):
         with gr.Column(scale=1, min_width=280):
-            one = seed("From seed", 1, "The first picture that Generate makes with that seed.")
-            other = seed("To seed", 2, "The same, for the other end.")
+            one = seed("From seed", FROM, "The first picture that Generate makes with that seed.")
+            other = seed("To seed", TO, "The same, for the other end.")
             steps = gr.Slider(2, MOST_STEPS, max(8, studio.usual), step=1, label="Pictures on the way, ends included")
             make = gr.Button("Go from one to the other", variant="primary")
-            bench = Bench.build()
-        with gr.Column(scale=2, min_width=300):
+            dice = random_seed("Random seeds")
+            bench = bench_for()
+        with gr.Column(scale=2, min_width=300, elem_classes="results"):
             strip = picture("strip")
             moving = picture("moving", width=MOVING + 20)
             with gr.Row():
                 png, gif = save_button("PNG"), save_button("GIF")
 
-    def work(one: Any, other: Any, steps: Any) -> Iterator[tuple[Any, ...]]:
+    def work(folder: Path, one: Any, other: Any, steps: Any) -> Iterator[tuple[Any, ...]]:
         growth = studio.between(one, other, steps)
         film = Film(growth.levels)
         yield from watched(growth, film, draw, 3)
-        with TemporaryDirectory() as folder:
-            name = f"ihdm-{one:.0f}-to-{other:.0f}"
-            animated, images = Path(folder, f"{name}.gif"), film.last
-            pictures.animation(animated, [*images[:, None], *images[:, None].flip(0)], 3.0, 0.5, MOVING)
-            still = saved(pictures.grid(images, len(images)), Path(folder, f"{name}.png"))
-            yield said("Done."), draw(images), str(animated), still, offered(animated)
+        name, images = f"ihdm-{one:.0f}-to-{other:.0f}", film.last
+        animated = folder / f"{name}.gif"
+        pictures.animation(animated, [*images[:, None], *images[:, None].flip(0)], 3.0, 0.5, MOVING)
+        still = saved(draw(images), folder / f"{name}.png")
+        yield said("Done."), draw(images), str(animated), still, offered(animated)
 
-    bench.connect(make, work, [one, other, steps], [strip, moving, png, gif])
+    fields, results = [one, other, steps], [strip, moving, png, gif]
+    bench.begin(work, fields, results)
+    bench.connect(make, work, fields, results, rolls=(dice, [one, other]))
 
 
 def draw(images: Tensor) -> Image.Image:
-    """At most SHOWN of the images in a row."""
-    shown = images[pictures.some_of(range(len(images)), SHOWN)]
-    return pictures.grid(shown, len(shown), cell=PAGE // len(shown))
+    """All of them, in rows of at most COLUMNS."""
+    columns = min(len(images), COLUMNS)
+    return pictures.grid(images, columns, cell=PAGE // columns)

@@ -34,8 +34,20 @@ def seed(label: str = "Seed", value: int = 0, info: str = "The same seed always 
     return gr.Number(value, label=label, info=info)
 
 
+def random_seed(label: str = "Random seed") -> gr.Button:
+    return gr.Button(label, size="sm")
+
+
 def save_button(what: str) -> gr.DownloadButton:
     return gr.DownloadButton(f"Save {what}", interactive=False, size="sm", min_width=110, elem_classes="save")
+
+
+def stacked(top: Image.Image, bottom: Image.Image) -> Image.Image:
+    """One page above another."""
+    page = Image.new("RGB", (max(top.width, bottom.width), top.height + bottom.height), "white")
+    page.paste(top, (0, 0))
+    page.paste(bottom, (0, top.height))
+    return page
 
 
 def saved(page: Image.Image, path: Path) -> Any:

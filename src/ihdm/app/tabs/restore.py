@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import gradio as gr
@@ -16,7 +15,7 @@ from ihdm.app.film import Film
 from ihdm.app.job import Bench, said, watched
 from ihdm.app.numbers import within
 from ihdm.app.studio import MOST_BYTES, Studio
-from ihdm.app.tabs.parts import PAGE, lead, picture, save_button, saved, seed
+from ihdm.app.tabs.parts import PAGE, lead, picture, random_seed, save_button, saved, seed, stacked
 from ihdm.app.tabs.sampling import sampling_row
 from ihdm.app.ways import chosen
 from ihdm.data.images import SUFFIXES
@@ -30,12 +29,12 @@ model has learned from. **The more the versions differ, the less the picture say
 MOST_VERSIONS, SMALL = 16, PAGE // 4
 
 
-def tab(studio: Studio) -> None:
+def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
     process = studio.process
     widest = round(restoring(process).schedule.sigma_B_max / 2, 1)
     lead(TEXT)
     how = sampling_row(process, studio.model.restoring_process())
-    with gr.Row():
+    with gr.Row(elem_classes="sides"):
         with gr.Column(scale=1, min_width=280):
             file = gr.File(
                 label=f"A blurred or small picture, at most {MOST_BYTES >> 20} MB",
@@ -48,14 +47,15 @@ def tab(studio: Studio) -> None:
             number = gr.Slider(2, MOST_VERSIONS, 8, step=1, label="How many versions")
             first = seed()
             make = gr.Button("Restore", variant="primary")
-            bench = Bench.build()
-        with gr.Column(scale=2, min_width=300):
+            dice = random_seed()
+            bench = bench_for()
+        with gr.Column(scale=2, min_width=300, elem_classes="results"):
             summary = picture("summary")
             versions = picture("versions")
             words = gr.Markdown(elem_classes="words")
             png = save_button("PNG")
 
-    def work(file: Any, blur: Any, n: Any, seed: Any, *given_how: Any) -> Iterator[tuple[Any, ...]]:
+    def work(folder: Path, file: Any, blur: Any, n: Any, seed: Any, *given_how: Any) -> Iterator[tuple[Any, ...]]:
         given = studio.upload(file)
         blur_width = within(blur, "The blur width", 0, widest) or given.blur_width
         seen = studio.model.observation(given.image, blur_width)
@@ -65,25 +65,29 @@ def tab(studio: Studio) -> None:
         film = Film(growth.levels)
         for status, page, *_ in watched(growth, film, draw, 0):
             yield status, gr.skip(), page, gr.skip(), gr.skip()
-        with TemporaryDirectory() as folder:
-            restored = Restored(to_unit(film.last), seen)
-            top, bottom = draw_summary(given.image, restored), draw(film.last)
-            whole = saved(stacked(top, bottom), Path(folder, "ihdm-restored.png"))
-            note = f"{given.note} Blur: {seen.width:.1f} pixels wide, level {seen.level} of {process.K}, "
-            note += f"from where it took {film.steps} step{'s' if film.steps > 1 else ''}. "
-            note += f"Spread: white is {100 * float(restored.spread.max()):.0f} % of full brightness."
-            yield said("Done."), top, bottom, note.strip(), whole
+        restored = Restored(to_unit(film.last), seen)
+        top, bottom = draw_summary(given.image, restored), draw(film.last)
+        whole = saved(stacked(top, bottom), folder / "ihdm-restored.png")
+        note = f"{given.note} Blur: {seen.width:.1f} pixels wide, level {seen.level} of {process.K}, "
+        note += f"from where it took {film.steps} step{'s' if film.steps > 1 else ''}. "
+        note += f"Spread: white is {100 * float(restored.spread.max()):.0f} % of full brightness."
+        yield said("Done."), top, bottom, note.strip(), whole
 
-    def blurring(seed: Any) -> Iterator[tuple[Any, ...]]:
-        yield said("Making a picture to blur …"), gr.skip()
-        image = studio.blurred(seed, max(1, round(0.6 * process.K)))
-        with TemporaryDirectory() as folder:
-            path = Path(folder, "blurred.png")
-            pictures.plain(image).save(path)
-            yield said("Here is a blurred picture. Now restore it."), str(path)
+    def blurring(folder: Path, seed: Any) -> Iterator[tuple[Any, ...]]:
+        yield said("Making a picture to blur …"), *[gr.skip()] * 5
+        path = folder / "blurred.png"
+        pictures.plain(studio.blurred(seed, max(1, round(0.6 * process.K)))).save(path)
+        yield said("Here is a blurred picture. Now restore it."), str(path), *[gr.skip()] * 4
 
-    bench.connect(make, work, [file, blur, number, first, *how.values()], [summary, versions, words, png])
-    bench.connect(example, blurring, [first], [file])
+    def example_restored(folder: Path, seed: Any, *given: Any) -> Iterator[tuple[Any, ...]]:
+        *_, (_, path, *_) = blurring(folder, seed)
+        for status, *found in work(folder, path, *given):
+            yield status, path, *found
+
+    fields, results = [file, blur, number, first, *how.values()], [summary, versions, words, png]
+    bench.begin(example_restored, [first, *fields[1:]], [file, *results])
+    bench.connect(make, work, fields, results, rolls=(dice, [first]))
+    bench.connect(example, blurring, [first], [file, *results], fields=[file])
 
 
 def draw(images: Tensor) -> Image.Image:
@@ -95,11 +99,3 @@ def draw_summary(image: Tensor, restored: Restored) -> Image.Image:
     spread = restored.spread / restored.spread.max().clamp(min=1e-6)
     shown = {"given": image, "average": restored.mean, "spread": spread}
     return pictures.beside(*(pictures.grid(u[None], 1, name, SMALL) for name, u in shown.items()))
-
-
-def stacked(top: Image.Image, bottom: Image.Image) -> Image.Image:
-    """One page above another."""
-    page = Image.new("RGB", (max(top.width, bottom.width), top.height + bottom.height), "white")
-    page.paste(top, (0, 0))
-    page.paste(bottom, (0, top.height))
-    return page

@@ -26,7 +26,7 @@ def sampling_row(process: Process, first: Process) -> dict[str, Any]:
     known, start, usual = ways(process), own_way(first), first.sampling
     offered = {name for way in known for name in way.free}
     fields: dict[str, Any] = {}
-    with gr.Row(visible=bool(offered)):
+    with gr.Row(visible=bool(offered), elem_classes="how"):
         if len(known) > 1:
             choices = [(NAMES.get(way.sampler, way.sampler), way.sampler) for way in known]
             fields[SAMPLER] = gr.Radio(choices, value=start.sampler, label="Kind of steps", info=KINDS, min_width=260)
