@@ -10,6 +10,9 @@ import pytest
 import torch
 
 from ihdm.cli import main
+from ihdm.config import load_config
+from ihdm.model import Model
+from ihdm.model_folder import ModelConfig
 from ihdm.noise import BranchingNoise, InterpolatedNoise, SeededNoise
 from ihdm.studies import STUDIES
 from ihdm.studies.colour_and_shape import _explained
@@ -43,6 +46,52 @@ def test_a_given_model_is_studied(folder, tmp_path, capsys):
     main(["study", "same-start", "--quick", "--model", str(model), "--data", "digits", "--out", str(tmp_path)])
     assert json.loads((tmp_path / "same-start.json").read_text())["model"] == model.parent.name
     assert not (tmp_path / "models").exists()  # nothing was trained
+
+
+@pytest.fixture(scope="module")
+def four_channels(tmp_path_factory):
+    """A model of images unlike the digits in everything: two rows more, four channels."""
+    place = tmp_path_factory.mktemp("given") / "four"
+    config = load_config("digits", ["process.K=8", "network.channels=8"])
+    images = torch.randint(0, 256, (40, 4, 10, 8), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    Model.from_images(ModelConfig.of(config, (4, 10, 8), "photos"), images).save_pretrained(place)
+    return place
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_images_of_another_shape_than_the_models_are_refused_before_any_work(
+    name, four_channels, tmp_path, capsys, monkeypatch
+):
+    for work in ("path", "restore", "runner"):
+        monkeypatch.setattr(Model, work, lambda *_, **__: pytest.fail("work began"), raising=False)
+    with pytest.raises(SystemExit) as stop:
+        main(["study", name, "--quick", "--model", str(four_channels), "--out", str(tmp_path)])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and "images of 4x10x8" in said and "preset digits are 1x8x8" in said
+    assert "--data photos" in said and "--data digits" in said and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["sequence", "branches", "network-bias", "power-spectrum", "neighbours"])
+def test_named_images_are_brought_to_the_models_shape(name, four_channels, tmp_path):
+    words = ["--model", str(four_channels), "--data", "digits", "--out", str(tmp_path), "--device", "cpu"]
+    main(["study", name, "--quick", *words])
+    tree = json.loads((tmp_path / f"{name}.json").read_text())
+    assert tree["command"] == f"ihdm study {name} --model four --data digits --quick" and tree["data"] == "digits"
+
+
+@pytest.mark.parametrize("name", ["delta-sweep", "few-shot", "prior-overlap", "neighbours", "network-bias"])
+def test_studies_of_held_out_images_need_some(name, folder, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        words = [word for setting in (*TINY, "data.holdout=0") for word in ("--set", setting)]
+        main(["study", name, "--quick", "--out", str(tmp_path), "--device", "cpu", *words])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and "looks at held-out images, and digits has none" in said
+
+
+def test_a_study_that_only_evaluates_trains_its_model_in_an_empty_folder(tmp_path):
+    words = [word for setting in TINY for word in ("--set", setting)]
+    main(["study", "network-bias", "--quick", "--out", str(tmp_path), "--device", "cpu", *words])
+    assert len(list(tmp_path.glob("models/*/model"))) == 1
 
 
 @pytest.mark.parametrize("name", STUDIES)

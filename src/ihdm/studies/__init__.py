@@ -36,6 +36,7 @@ def run(name: str, lab: Lab) -> Findings:
     """Run a study and write NAME.png, NAME.json and NAME.md."""
     if name not in STUDIES:
         raise unknown("study", name, STUDIES)
+    _ = lab.images  # refused before any work if they are not the model's
     findings = import_module(f"ihdm.studies.{name.replace('-', '_')}").study(lab)
     lab.write(name, STUDIES[name], findings)
     return findings

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ihdm.noise import BranchingNoise
-from ihdm.plots import figure
+from ihdm.plots import coloured, figure
 from ihdm.studies.lab import Findings, Lab, blurring
 
 SPLITS = (0.85, 0.55, 0.3)  # of K
@@ -53,7 +53,7 @@ def _draw(lab: Lab, states: dict[int, Tensor], levels: list[int], sigma_B: Tenso
             each = leaves // branches
             places.append([(APART * column, (b + 0.5) * each) for b in range(branches)])
             for branch, (x, y) in enumerate(places[-1]):
-                pixels = states[k][branch * each].clamp(0, 1).expand(3, -1, -1).permute(1, 2, 0).numpy()
+                pixels = coloured(states[k][branch * each])
                 box = (x - HALF, x + HALF, y + HALF, y - HALF)
                 axis.imshow(pixels, extent=box, interpolation="nearest", aspect="equal", zorder=2)
         for left, right in zip(places, places[1:]):

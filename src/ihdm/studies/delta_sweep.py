@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ihdm.data import evenly_spaced
 from ihdm.evaluation import likelihood
 from ihdm.likelihood import bits_per_dimension
 from ihdm.plots import figure, tiles
@@ -18,8 +17,8 @@ COLUMNS = 10
 def study(lab: Lab) -> Findings:
     model = lab.paper_model()
     samples, explained, levels = (200, 60, 10) if lab.quick else (10_000, 1000, 40)
+    held_out = lab.held_out(explained)
     rows = [model.sample(COLUMNS, lab.seed, delta_ratio=ratio, execution=lab.execution) for ratio in SHOWN]
-    held_out = lab.images.held_out[evenly_spaced(len(lab.images.held_out), explained)]
     how: dict[str, Any] = {"levels": levels, "seed": lab.seed, "execution": lab.execution}
     found = likelihood(model, held_out, lab.images.train, delta_ratio=RATIOS, **how)
     means = {b.row: float(bits_per_dimension(b.total, found.dimensions).mean()) for b in found.bounds}

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ihdm import checkpoint
-from ihdm.data import ImageSet, evenly_spaced
+from ihdm.data import ImageSet
 from ihdm.metrics.neighbours import memorisation, nearest
 from ihdm.model import Model
 from ihdm.pixels import to_bytes, to_unit
@@ -21,6 +21,7 @@ SAMPLES = 100
 
 
 def study(lab: Lab) -> Findings:
+    others = lab.held_out(SAMPLES)
     few = ImageSet(f"{lab.images.name}-{IMAGES}", lab.images.train[:IMAGES], lab.images.held_out)
     every = max(1, lab.config.trainer.steps // STAGES)
     stages = (f"trainer.checkpoint_every={every}", f"trainer.keep={STAGES + 1}", "trainer.decay=0")
@@ -38,7 +39,7 @@ def study(lab: Lab) -> Findings:
         taken[name] = steps
         model = lab.trained(*kind, *stages, images=few)
         samples = [_samples(lab, model, saved[step]) for step in steps]
-        scores[name] = [_score(lab, few, some) for some in samples]
+        scores[name] = [_score(lab, few, some, others) for some in samples]
         losses[name] = [held_out[step] for step in steps]
         rows += [to_unit(some[:COLUMNS]) for some in samples[-1 :: -max(1, STAGES // SHOWN)][::-1]]
         labels += [f"{name}, {step:,}" for step in steps[-1 :: -max(1, STAGES // SHOWN)][::-1]]
@@ -77,7 +78,6 @@ def _samples(lab: Lab, model: Model, saved: Path) -> Tensor:
     return to_bytes(model.sample(SAMPLES, lab.seed, execution=lab.execution))
 
 
-def _score(lab: Lab, few: ImageSet, samples: Tensor) -> float | None:
-    held_out = few.held_out[evenly_spaced(len(few.held_out), SAMPLES)]
-    near, usual = (nearest(some, few.train, 1, lab.device).distance[:, 0] for some in (samples, held_out))
+def _score(lab: Lab, few: ImageSet, samples: Tensor, others: Tensor) -> float | None:
+    near, usual = (nearest(some, few.train, 1, lab.device).distance[:, 0] for some in (samples, others))
     return memorisation(near, usual).score

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ihdm.config import Config, load_config
-from ihdm.data import Images, ImageSet, load_images
+from ihdm.data import Images, ImageSet, evenly_spaced, image_shape, load_images
 from ihdm.data.sources import absolute
 from ihdm.engine import choose_device, choose_precision, placed
 from ihdm.errors import UsageError
@@ -27,6 +27,7 @@ from ihdm.heat import GridLaplacian
 from ihdm.metrics.distances import Reference, frechet_distance
 from ihdm.metrics.inception import Inception, features, find_inception
 from ihdm.model import Model
+from ihdm.model_folder import ModelConfig
 from ihdm.pixels import to_unit
 from ihdm.processes import Network, Process
 from ihdm.registry import PROCESSES
@@ -127,10 +128,31 @@ class Lab:
 
     @cached_property
     def images(self) -> ImageSet:
-        """The images of the given model's shape, or those of the preset."""
+        """Those that were named, brought to the given model's shape, or those of the preset, which must have it."""
         if self.model_name is not None and self.data is not None:
             return images_for(self._given, self.data, resize=True)
+        if self.model_name is not None:
+            self._check_shape(self._given.config)
         return load_images(self.config.data, held_out_most=None)
+
+    def _check_shape(self, model: ModelConfig) -> None:
+        found, source = image_shape(self.config.data), self.config.data.source
+        if found != model.shape:
+            of_model, of_data = ("x".join(map(str, shape)) for shape in (model.shape, found))
+            raise UsageError(
+                f"{self.model_name} makes images of {of_model}, and those of the preset {self.preset} are {of_data} "
+                f"(channels x height x width); name the images that it was trained on, --data {model.data or 'SOURCE'}"
+                f", or have these brought to its shape with --data {source}"
+            )
+
+    def held_out(self, most: int) -> Tensor:
+        """At most so many held-out images, evenly spaced; without any, a refusal in words."""
+        if not len(self.images.held_out):
+            raise UsageError(
+                f"this study looks at held-out images, and {self.images.name} has none: it has no test split, and "
+                f"data.holdout is {self.config.data.holdout:g}"
+            )
+        return self.images.held_out[evenly_spaced(len(self.images.held_out), most)]
 
     @property
     def precision(self) -> torch.dtype:
@@ -221,10 +243,12 @@ class Lab:
         return self.out / f"{name}.png"
 
     def command(self, name: str, subject: str) -> str:
-        """What was typed, but for places on this machine: a model is called by its name."""
+        """What was typed, but for places on this machine: a model and images are called by their names."""
         words = ["ihdm", "study", name]
         if self.model_name is not None:
             words += ["--model", subject]
+        if self.data is not None:
+            words += ["--data", self.images.name]
         if self.model_name is None or self.preset not in USUAL:
             words += ["--preset", self.preset]
         for setting in self.settings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ihdm.data import evenly_spaced
 from ihdm.metrics.neighbours import memorisation, nearest
 from ihdm.pixels import to_bytes, to_unit
 from ihdm.plots import figure, tiles
@@ -14,8 +13,8 @@ ROWS, COLUMNS = 8, 6
 def study(lab: Lab) -> Findings:
     model = lab.model()
     count = 100 if lab.quick else 1000
+    held_out = lab.held_out(count)
     samples = to_bytes(model.sample(count, lab.seed, execution=lab.execution))
-    held_out = lab.images.held_out[evenly_spaced(len(lab.images.held_out), count)]
     found, usual = (nearest(some, lab.images.train, COLUMNS, lab.device) for some in (samples, held_out))
     score = memorisation(found.distance[:, 0], usual.distance[:, 0])
     rows = [[to_unit(sample), *to_unit(lab.images.train[near])] for sample, near in zip(samples[:ROWS], found.index)]

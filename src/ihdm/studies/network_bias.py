@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ihdm.data import evenly_spaced, unit_batches
+from ihdm.data import unit_batches
 from ihdm.noise import SeededNoise
 from ihdm.pixels import to_unit
 from ihdm.plots import figure, octaves
@@ -14,11 +14,9 @@ from ihdm.studies.lab import Findings, Lab, blurring
 IMAGES, POINTS = 64, 15
 
 
-@torch.no_grad()
 def study(lab: Lab) -> Findings:
-    model = lab.model()
+    u_0, model = to_unit(lab.held_out(IMAGES)).to(lab.device), lab.model()
     process, K = blurring(model.process), model.process.K
-    u_0 = to_unit(lab.images.held_out[evenly_spaced(len(lab.images.held_out), IMAGES)]).to(lab.device)
     spectrum = Spectrum.from_images(process.laplacian, unit_batches(lab.images.train, 512))
     linear = LinearSkip(LinearPredictor(process.laplacian, process.schedule, process.sigma, spectrum))
     noise = SeededNoise(lab.seed, lab.numbers(len(u_0)), model.config.shape)
@@ -27,7 +25,8 @@ def study(lab: Lab) -> Findings:
     for level in levels:
         k = torch.full((len(u_0),), level, device=lab.device)
         u_k, target = model.process.noised(u_0, k, noise(level)), process.blur(u_0, k - 1)
-        steps = (u_k, linear.predict(u_k, k), process.mean(model.network, u_k, k))
+        with torch.no_grad():
+            steps = (u_k, linear.predict(u_k, k), process.mean(model.network, u_k, k))
         for values, step in zip(errors.values(), steps):
             values.append(float((step - target).square().mean().sqrt()))
     gain = [1 - learned / best for learned, best in zip(errors["learned step"], errors["best linear step"])]

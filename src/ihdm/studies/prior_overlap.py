@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ihdm.data import evenly_spaced, unit_batches
+from ihdm.data import unit_batches
 from ihdm.heat import GridLaplacian
 from ihdm.likelihood import prior_term, standard_error
 from ihdm.plots import figure
@@ -20,7 +20,7 @@ PAPER = "10798.5, 3924.7, 1804.0, 521.7 and 374.9 nats"
 def study(lab: Lab) -> Findings:
     sigma, side = lab.process.sigma, max(lab.images.shape[1:])
     laplacian = GridLaplacian(lab.images.shape[1:])
-    held_out = lab.images.held_out[evenly_spaced(len(lab.images.held_out), IMAGES)]
+    held_out = lab.held_out(IMAGES)
     means, errors = [], []
     for width in WIDTHS:
         batches = (u.to(lab.device) for u in unit_batches(lab.images.train, 512))
