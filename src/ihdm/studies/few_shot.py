@@ -69,7 +69,8 @@ def study(lab: Lab) -> Findings:
 def _in_words(steps: list[int], scores: list[float | None]) -> str:
     """A score at the beginning, in the middle and at the end."""
     places = (0, (len(steps) - 1) // 2, len(steps) - 1)
-    return ", ".join(f"{scores[i]:.2f} at step {steps[i]:,}" for i in places)
+    words = [f"{score:.2f}" if (score := scores[i]) is not None else "no figure" for i in places]
+    return ", ".join(f"{word} at step {steps[i]:,}" for word, i in zip(words, places))
 
 
 def _samples(lab: Lab, model: Model, saved: Path) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from ihdm.metrics.neighbours import memorisation, nearest
 from ihdm.pixels import to_bytes, to_unit
 from ihdm.plots import figure, tiles
@@ -21,8 +23,8 @@ def study(lab: Lab) -> Findings:
     with figure(lab.picture("neighbours"), size=(5.6, 6.4)) as (axis,):
         tiles(axis, rows, column_labels=["sample", *(f"{i + 1}." for i in range(COLUMNS))])
     return Findings(
-        {"score": score.score, "closer": score.closer, "samples": score.samples, "held_out": score.held_out},
+        asdict(score),
         "samples beside their nearest training images, by Euclidean distance of pixels.",
         "samples are not copies of training images (App. D.5).",
-        f"the nearest training image is {score}.",
+        f"the nearest training image: {score}.",
     )
