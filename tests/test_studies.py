@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+from importlib import import_module
+from typing import get_args
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from ihdm.studies.input_gradients import _within
 from ihdm.studies.interpolation import _roughness
 from ihdm.studies.lab import PAPER_WORDS, Lab
 from ihdm.studies.power_spectrum import _slope
+from ihdm.studies.verdict import Verdict
 
 TINY = ["trainer.steps=8", "trainer.checkpoint_every=4", "process.K=8", "network.channels=8", "trainer.batch_size=8"]
 
@@ -33,10 +36,15 @@ def folder(tmp_path_factory):
 def test_every_study_makes_a_picture_numbers_and_words(name, folder, capsys):
     words = [word for setting in TINY for word in ("--set", setting)]
     main(["study", name, "--quick", "--out", str(folder), "--device", "cpu", *words])
-    assert name in capsys.readouterr().out
+    said = capsys.readouterr().out
     tree = json.loads((folder / f"{name}.json").read_text())
     assert tree["study"] == name and "--quick" in tree["command"] and tree["numbers"]
+    assert tree["verdict"] in get_args(Verdict) and len(tree["claim"]) > 40
+    judged = import_module(f"ihdm.studies.{name.replace('-', '_')}")
+    assert (tree["claim"], tree["verdict"]) == (judged.CLAIM, judged.verdict(tree["numbers"]))  # by what is written
+    assert f"Claim: {tree['claim']}\nVerdict: {tree['verdict']}\n" in said and f"{name}.md" in said
     text = (folder / f"{name}.md").read_text()
+    assert f"**Claim:** {tree['claim']}\n" in text and f"**Verdict:** {tree['verdict']}\n" in text
     assert all(word in text for word in ("**Look for:**", "**The paper:**", "**Here:**", f"({name}.png)"))
     assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 

@@ -8,7 +8,7 @@ import platform
 import shlex
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -32,6 +32,7 @@ from ihdm.pixels import to_unit
 from ihdm.processes import Network, Process
 from ihdm.registry import PROCESSES
 from ihdm.schedule import Schedule
+from ihdm.studies.verdict import Judged, jackknife
 from ihdm.trainer import Trainer
 
 QUICK = ("trainer.steps=600", "trainer.checkpoint_every=600", "trainer.sample_every=600")
@@ -41,6 +42,7 @@ PAPER_WORDS = ("sampling.sampler=paper", "sampling.steps=auto")  # the same, of 
 SAMPLING = "sampling."  # settings that a given model has to follow too
 NOT_TRAINED = ("engine", "sampling")  # settings that make no other weights
 BATCH = 512
+GROUPS = 8  # of samples, one of which is left out at a time
 
 
 class BlurSettings(Protocol):
@@ -95,6 +97,14 @@ class Findings:
     look_for: str
     paper: str
     found: str
+
+
+@dataclass(frozen=True)
+class Distance:
+    """value: FID or the like. error: its standard error; None if the samples do not determine a covariance."""
+
+    value: float
+    error: float | None
 
 
 @dataclass(frozen=True)
@@ -234,9 +244,19 @@ class Lab:
     def _reference(self) -> Reference:
         return Reference.from_features(self.features(self.images.train), self.device)
 
-    def distance(self, batches: Iterable[Tensor]) -> float:
-        """How far uint8 samples are from the training images: FID, or, to be quick, the same of pixels."""
-        return frechet_distance(torch.cat([self.features(batch) for batch in batches]), self._reference, self.device)
+    def distance(self, batches: Iterable[Tensor]) -> Distance:
+        """How far uint8 samples are from the training images: FID, or, to be quick, the same of pixels.
+
+        Its error is that of leaving out one of several groups of samples; there is none if samples are fewer than
+        features.
+        """
+        found = torch.cat([self.features(batch) for batch in batches])
+        value = frechet_distance(found, self._reference, self.device)
+        if len(found) <= found.shape[1]:
+            return Distance(value, None)
+        group = torch.arange(len(found)) % GROUPS
+        without = (frechet_distance(found[group != i], self._reference, self.device) for i in range(GROUPS))
+        return Distance(value, jackknife(list(without)))
 
     def picture(self, name: str) -> Path:
         self.out.mkdir(parents=True, exist_ok=True)
@@ -256,7 +276,7 @@ class Lab:
         words += ["--quick"] if self.quick else []
         return shlex.join([*words, *(["--seed", str(self.seed)] if self.seed else [])])
 
-    def write(self, name: str, title: str, findings: Findings) -> None:
+    def write(self, name: str, title: str, findings: Findings, judged: Judged) -> None:
         """NAME.json and NAME.md beside the picture."""
         given = Path(self.model_name or "")
         subject = (given.parent.name if given.name == "model" else given.name) or self.preset
@@ -264,7 +284,7 @@ class Lab:
         command = self.command(name, subject)
         made = {"study": name, "command": command, "model": subject, "data": self.images.name, "seed": self.seed}
         made |= {"machine": machine, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
-        tree = made | {"numbers": findings.numbers}
+        tree = made | asdict(judged) | {"numbers": findings.numbers}
         (self.out / f"{name}.json").write_text(json.dumps(tree, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         text = f"""# {title}
 
@@ -275,6 +295,10 @@ class Lab:
 **The paper:** {findings.paper}
 
 **Here:** {findings.found}
+
+**Claim:** {judged.claim}
+
+**Verdict:** {judged.verdict}
 
 `{command}` on {self.images.name}; {machine}, torch \
 {torch.__version__}, {made["date"]}. All numbers are in [{name}.json]({name}.json).

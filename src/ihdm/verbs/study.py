@@ -60,5 +60,5 @@ def study(
     chosen = preset or ("digits" if quick else "mnist-small")
     words = tuple(itertools.chain(*settings))
     lab = Lab(out, chosen, words, model, data, quick, seed, device, inception)
-    findings = studies.run(name, lab)
-    print(f"{findings.found}\n{out / f'{name}.png'}\n{out / f'{name}.md'}")
+    findings, judged = studies.run(name, lab)
+    print(f"{findings.found}\n{judged}\n{out / f'{name}.png'}\n{out / f'{name}.md'}")
