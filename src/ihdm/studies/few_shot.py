@@ -24,7 +24,7 @@ NEW = 0.5  # of the usual distance: nearer images are copies
 SCORE_ERROR = 0.1  # of a ratio of medians of 100 distances or so, each of which scatters by a third: at most
 CLAIM = (
     "at the end of the training samples of inverse heat dissipation are at least half as far from the twenty "
-    "images as held-out images are, and those of DDPM are not (told if both are 0.2 or more from a half)."
+    "images as held-out images are, and those of DDPM are not (told if both are more than 0.2 from a half)."
 )
 
 

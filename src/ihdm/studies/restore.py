@@ -22,7 +22,7 @@ UNSURE = 0.02  # pixels of a larger spread count in the calibration
 SHOWN = 3  # samples in the picture
 WAYS = ("blurred", "Wiener", "sample", "mean")
 CLAIM = (
-    "at every width the mean of samples is nearer to the truth than Wiener's filter is, in PSNR by 1 dB or more, "
+    "at every width the mean of samples is nearer to the truth than Wiener's filter is, in PSNR by more than 1 dB, "
     "of 8 images at least (our own claim)."
 )
 

@@ -18,7 +18,7 @@ from ihdm.studies.verdict import Verdict, told
 ROWS, COLUMNS = 4, 9
 CLAIM = (
     "from blank to sharp a generated sequence gains rings of frequencies, at least half as many as a blurred "
-    "image loses, and never loses more than one on the way (told if it is two rings or more from that)."
+    "image loses, and never loses more than one on the way (told if it is more than two rings from that)."
 )
 
 

@@ -29,7 +29,7 @@ class Judged:
 
 
 def told(margin: float | None, error: float | None) -> Verdict:
-    """Of a claim that holds if the margin is positive: told if that is two standard errors or more from 0.
+    """Of a claim that holds if the margin is positive: told if that is more than two standard errors from 0.
 
     Where there is no margin or no error, for too few images, nothing is told.
     """
