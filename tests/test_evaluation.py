@@ -194,6 +194,13 @@ def test_samples_are_measured_in_every_way(model, tiny_images, tmp_path):
     found = evaluation.evaluate(model, tiny_images, inception, 12, figures=tmp_path, execution=Execution(batch_size=5))
     assert found.fid > 0 and len(found.kid) == 2 and found.spectral_distance > 0
     assert set(found.memorisation) == {"pixels", "inception"}
+    for one in found.memorisation.values():  # eight held-out images tell nothing
+        assert (one.score, one.closer, one.samples) == (None, None, {}) and "(8; at least 10" in one.missing["score"]
+    assert found.kid[1] is None and [word for caution in found.cautions for word in caution.split()[1:2]] == [
+        "FID",
+        "KID",
+        "spectra",
+    ]
     assert (found.samples, found.seed, found.convention) == (12, 0, "clean")
     assert "32 images" in found.reference
     table = found.table()
@@ -283,7 +290,18 @@ def test_table_and_json_say_which_term_is_which(model, tiny_images):
             assert cells[2 * i] == pytest.approx(float(values.mean()), abs=0.06)
             assert cells[1 + 2 * i] == pytest.approx(float(values.std() / 8**0.5), abs=0.06)
     one = evaluation.likelihood(model, tiny_images.held_out[:1], delta_ratio=[1.0])
-    assert not any("+-" in line for line in tables.likelihood(one).splitlines()[3:])
+    assert "+-" not in tables.likelihood(one) and "1 image of 64" in tables.likelihood(one)
+    assert one.tree()["standard_error"].startswith("null") and tree["standard_error"] == "over images"
+    assert one.tree()["bounds"][0]["total"]["standard_error"] is None
+
+
+def test_what_enough_images_say_is_told_without_caution():
+    assert not quality.cautions(quality.METRICS, 50_000, 50_000)
+    (note,) = quality.cautions(quality.METRICS, 10_000, 50_000)
+    assert note.startswith("note: FID from 10,000 samples is biased upwards")
+    (note,) = quality.cautions(["kid"], 50_000, 1999)
+    assert "KID from 1,999 images" in note and "at least 2,000" in note
+    assert not quality.cautions(["spectrum"], 100, 100) and quality.cautions(["spectrum"], 99, 100)
 
 
 def test_only_what_is_asked_for_is_measured(model, tiny_images):
@@ -382,8 +400,13 @@ def test_evaluate_on_digits(files, capsys):
     main(words)
     captured = capsys.readouterr()
     assert "FID" in captured.out and "digits train (1,707 images)" in captured.out
-    assert "biased upwards" in captured.err
+    assert "biased upwards" in captured.err and "spectra of 16 images scatter" in captured.err
+    assert "too few images to tell its error" in captured.out and "KID from 16 images" in captured.err
+    assert "as the closest 1 % of those: too few held-out images to tell (90; at least 500 are needed)" in captured.out
     tree = json.loads((files / "e.json").read_text())
+    assert tree["kid"][1] is None and tree["cautions"] == captured.err.splitlines()[-3:]
+    assert tree["memorisation"]["pixels"]["closer"] is None and tree["memorisation"]["pixels"]["score"] > 0
+    assert "(90; at least 500" in tree["memorisation"]["pixels"]["missing"]["closer"]
     assert tree["samples"] == 16 and tree["fid"] > 0 and tree["convention"] == "clean"
     assert tree["sampling"] in captured.out and tree["sampling"] == "the paper's 10 steps, delta 0.0125"
 

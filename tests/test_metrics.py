@@ -20,7 +20,7 @@ from ihdm.metrics.distances import (
     write_reference,
 )
 from ihdm.metrics.inception import Inception, check_channels, features, find_inception, resized
-from ihdm.metrics.neighbours import memorisation, nearest
+from ihdm.metrics.neighbours import QUANTILES, least, memorisation, nearest
 from ihdm.metrics.spectra import Rings, log_spectral_distance
 
 CPU = torch.device("cpu")
@@ -189,9 +189,11 @@ def test_kid_is_zero_for_the_same_law_and_grows_with_the_difference(generator):
     assert abs(mean) < 0.01
     far, _ = kernel_distance(other + 0.3, reference, seed=3)
     farther, _ = kernel_distance(other + 0.6, reference, seed=3)
-    assert 10 * abs(mean) < far < farther
+    assert 10 * abs(mean) < far < farther and error is not None and 0 < error < far
     assert kernel_distance(same, reference, seed=3) == (mean, error) != kernel_distance(same, reference, seed=4)
-    kernel_distance(same[:20], reference, seed=3)  # fewer than a subset has
+    for few in (20, 1999):  # of which subsets are nearly the same
+        assert kernel_distance(same[:few], reference, seed=3)[1] is None
+        assert kernel_distance(same, Reference.from_features(one[:few]), seed=3)[1] is None
 
 
 def test_kid_is_the_unbiased_distance_of_kernel_means(generator):
@@ -201,7 +203,7 @@ def test_kid_is_the_unbiased_distance_of_kernel_means(generator):
     within = [(k.sum() - k.trace()) / (50 * 49) for k in kernels[:2]]
     expected = float(sum(within) - 2 * kernels[2].mean())
     mean, deviation = kernel_distance(y, Reference.from_features(x), seed=0)
-    assert mean == pytest.approx(expected, rel=1e-6) and deviation < 1e-9
+    assert mean == pytest.approx(expected, rel=1e-6) and deviation is None
 
 
 def test_a_reference_is_kept_with_what_it_is_of(tmp_path, generator):
@@ -249,6 +251,32 @@ def test_memorisation_tells_copies_from_new_images(generator):
     assert "100.0 %" in str(copies)
     assert memorisation(held_out, torch.zeros(10)).score is None
     assert "copies" in str(memorisation(held_out, torch.zeros(10)))
+
+
+@pytest.mark.parametrize(
+    "samples, held_out, score, closer",
+    [
+        (1000, 3, "too few held-out images to tell (3; at least 10 are needed)", None),
+        (9, 500, "too few samples to tell (9; at least 10 are needed)", None),
+        (1000, 499, None, "too few held-out images to tell (499; at least 500 are needed)"),
+        (99, 500, None, "too few samples to tell (99; at least 100 are needed)"),
+        (100, 500, None, None),
+    ],
+)
+def test_memorisation_is_not_told_from_too_few_images(generator, samples, held_out, score, closer):
+    found = memorisation(*(1 + torch.rand(count, generator=generator) for count in (samples, held_out)))
+    assert (found.score is None) == (score is not None) and found.missing.get("score") == score
+    assert (found.closer is None) == bool(score or closer) and found.missing.get("closer") == (score or closer)
+    assert (score or closer or "% of the samples") in str(found) and "100.0 %" not in str(found)
+    told = {q for q, value in found.held_out.items() if value is not None}
+    assert told == ({q for q in QUANTILES if held_out >= least(q)} if score is None else set())
+
+
+def test_the_first_percent_of_as_many_images_as_are_needed_is_right_to_within_about_half(generator):
+    """How many new images lie below the first percent of 500, over many such sets: 1 % on average, more or less."""
+    assert (least(0.01), least(0.05), least(0.5), least(0.99)) == (500, 100, 10, 500)
+    shares = torch.rand(2000, least(0.01), generator=generator).double().quantile(0.01, dim=1)  # of uniform distances
+    assert float(shares.mean()) == pytest.approx(0.01, rel=0.25) and 0.3 < float(shares.std() / shares.mean()) < 0.5
 
 
 # Spectra

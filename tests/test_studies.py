@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
+from importlib import import_module
+from typing import get_args
 
 import pytest
 import torch
 
 from ihdm.cli import main
+from ihdm.config import load_config
+from ihdm.model import Model
+from ihdm.model_folder import ModelConfig
 from ihdm.noise import BranchingNoise, InterpolatedNoise, SeededNoise
 from ihdm.studies import STUDIES
 from ihdm.studies.colour_and_shape import _explained
@@ -17,6 +22,7 @@ from ihdm.studies.input_gradients import _within
 from ihdm.studies.interpolation import _roughness
 from ihdm.studies.lab import PAPER_WORDS, Lab
 from ihdm.studies.power_spectrum import _slope
+from ihdm.studies.verdict import Verdict
 
 TINY = ["trainer.steps=8", "trainer.checkpoint_every=4", "process.K=8", "network.channels=8", "trainer.batch_size=8"]
 
@@ -30,10 +36,15 @@ def folder(tmp_path_factory):
 def test_every_study_makes_a_picture_numbers_and_words(name, folder, capsys):
     words = [word for setting in TINY for word in ("--set", setting)]
     main(["study", name, "--quick", "--out", str(folder), "--device", "cpu", *words])
-    assert name in capsys.readouterr().out
+    said = capsys.readouterr().out
     tree = json.loads((folder / f"{name}.json").read_text())
     assert tree["study"] == name and "--quick" in tree["command"] and tree["numbers"]
+    assert tree["verdict"] in get_args(Verdict) and len(tree["claim"]) > 40
+    judged = import_module(f"ihdm.studies.{name.replace('-', '_')}")
+    assert (tree["claim"], tree["verdict"]) == (judged.CLAIM, judged.verdict(tree["numbers"]))  # by what is written
+    assert f"Claim: {tree['claim']}\nVerdict: {tree['verdict']}\n" in said and f"{name}.md" in said
     text = (folder / f"{name}.md").read_text()
+    assert f"**Claim:** {tree['claim']}\n" in text and f"**Verdict:** {tree['verdict']}\n" in text
     assert all(word in text for word in ("**Look for:**", "**The paper:**", "**Here:**", f"({name}.png)"))
     assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
@@ -43,6 +54,52 @@ def test_a_given_model_is_studied(folder, tmp_path, capsys):
     main(["study", "same-start", "--quick", "--model", str(model), "--data", "digits", "--out", str(tmp_path)])
     assert json.loads((tmp_path / "same-start.json").read_text())["model"] == model.parent.name
     assert not (tmp_path / "models").exists()  # nothing was trained
+
+
+@pytest.fixture(scope="module")
+def four_channels(tmp_path_factory):
+    """A model of images unlike the digits in everything: two rows more, four channels."""
+    place = tmp_path_factory.mktemp("given") / "four"
+    config = load_config("digits", ["process.K=8", "network.channels=8"])
+    images = torch.randint(0, 256, (40, 4, 10, 8), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    Model.from_images(ModelConfig.of(config, (4, 10, 8), "photos"), images).save_pretrained(place)
+    return place
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_images_of_another_shape_than_the_models_are_refused_before_any_work(
+    name, four_channels, tmp_path, capsys, monkeypatch
+):
+    for work in ("path", "restore", "runner"):
+        monkeypatch.setattr(Model, work, lambda *_, **__: pytest.fail("work began"), raising=False)
+    with pytest.raises(SystemExit) as stop:
+        main(["study", name, "--quick", "--model", str(four_channels), "--out", str(tmp_path)])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and "images of 4x10x8" in said and "preset digits are 1x8x8" in said
+    assert "--data photos" in said and "--data digits" in said and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["sequence", "branches", "network-bias", "power-spectrum", "neighbours"])
+def test_named_images_are_brought_to_the_models_shape(name, four_channels, tmp_path):
+    words = ["--model", str(four_channels), "--data", "digits", "--out", str(tmp_path), "--device", "cpu"]
+    main(["study", name, "--quick", *words])
+    tree = json.loads((tmp_path / f"{name}.json").read_text())
+    assert tree["command"] == f"ihdm study {name} --model four --data digits --quick" and tree["data"] == "digits"
+
+
+@pytest.mark.parametrize("name", ["delta-sweep", "few-shot", "prior-overlap", "neighbours", "network-bias"])
+def test_studies_of_held_out_images_need_some(name, folder, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        words = [word for setting in (*TINY, "data.holdout=0") for word in ("--set", setting)]
+        main(["study", name, "--quick", "--out", str(tmp_path), "--device", "cpu", *words])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and "looks at held-out images, and digits has none" in said
+
+
+def test_a_study_that_only_evaluates_trains_its_model_in_an_empty_folder(tmp_path):
+    words = [word for setting in TINY for word in ("--set", setting)]
+    main(["study", "network-bias", "--quick", "--out", str(tmp_path), "--device", "cpu", *words])
+    assert len(list(tmp_path.glob("models/*/model"))) == 1
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -63,6 +63,12 @@ def octaves(axis: Any) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def coloured(image: Tensor) -> Any:
+    """An image (C, H, W) as an array (H, W, 3) in [0, 1]: of two channels the first, of more the first three."""
+    shown = image[: 3 if len(image) > 2 else 1].detach().float().clamp(0, 1).cpu()
+    return shown.expand(3, -1, -1).permute(1, 2, 0).numpy()
+
+
 def tiles(
     axis: Any,
     rows: Sequence[Sequence[Tensor] | Tensor],
@@ -76,8 +82,7 @@ def tiles(
     height, width = rows[0][0].shape[1:]
     page = np.ones((len(rows) * (height + gap) - gap, max(map(len, rows)) * (width + gap) - gap, 3))
     for top, left, image in _places(rows, height + gap, width + gap):
-        pixels = image.detach().float().clamp(0, 1).cpu().expand(max(3, len(image)), -1, -1)[:3].permute(1, 2, 0)
-        page[top : top + height, left : left + width] = pixels.numpy()
+        page[top : top + height, left : left + width] = coloured(image)
     axis.imshow(page, interpolation="nearest", aspect="equal")
     _label(axis, row_labels, column_labels, (height, width), gap)
 

@@ -53,6 +53,7 @@ class Likelihood:
             "levels": self.levels,
             "seed": self.seed,
             "bits_per_dimension": "nats / (dimensions ln 2) + 8",
+            "standard_error": "over images" if self.images > 1 else "null: one image does not tell it",
             "bounds": [self._tree(*pair) for pair in zip(self.bounds, self.by_level.T)],
         }
 

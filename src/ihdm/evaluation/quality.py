@@ -20,7 +20,14 @@ from ihdm.evaluation import drawings
 from ihdm.evaluation.drawings import NEIGHBOURS, SPACES
 from ihdm.execution import Execution
 from ihdm.heat import GridLaplacian
-from ihdm.metrics.distances import Reference, frechet_distance, kernel_distance, read_reference, write_reference
+from ihdm.metrics.distances import (
+    KID_LEAST,
+    Reference,
+    frechet_distance,
+    kernel_distance,
+    read_reference,
+    write_reference,
+)
 from ihdm.metrics.inception import FEATURES, SHA256, Inception, check_channels, features
 from ihdm.metrics.neighbours import Memorisation, Neighbours, memorisation, nearest
 from ihdm.metrics.spectra import Rings, log_spectral_distance
@@ -30,6 +37,7 @@ from ihdm.workers import Workers
 
 METRICS = ("fid", "kid", "neighbours", "spectrum")
 COMPARED = 1000  # samples and held-out images whose nearest training images are looked for
+SPECTRUM_LEAST = 100  # images from which on the lowest ring, of two frequencies, scatters by less than half a decibel
 FULL = 50_000  # samples that figures of the literature are of
 BATCH = 512
 
@@ -43,17 +51,22 @@ class Quality:
     reference: str
     convention: str
     fid: float | None = None
-    kid: tuple[float, float] | None = None  # mean and deviation over subsets
+    kid: tuple[float, float | None] | None = None  # mean and, if there are enough images, deviation over subsets
     memorisation: dict[str, Memorisation] = field(default_factory=dict)  # by space
     spectral_distance: float | None = None  # decibels
     spectra: dict[str, list[float]] = field(default_factory=dict)  # by name; the frequencies too
+    cautions: list[str] = field(default_factory=list)  # what to bear in mind about figures from so many images
 
     def table(self) -> str:
         rows = {}
         if self.fid is not None:
             rows["FID"] = f"{self.fid:.3f}"
         if self.kid is not None:
-            rows["KID"] = f"{self.kid[0]:.6f} (deviation over subsets {self.kid[1]:.6f})"
+            mean, deviation = self.kid
+            error = (
+                "too few images to tell its error" if deviation is None else f"deviation over subsets {deviation:.6f}"
+            )
+            rows["KID"] = f"{mean:.6f} ({error})"
         for space, found in self.memorisation.items():
             rows[f"nearest training image, {SPACES[space]}"] = str(found)
         if self.spectral_distance is not None:
@@ -116,16 +129,29 @@ def split_images(images: ImageSet, split: str) -> Images:
     return images.train if split == "train" else images.held_out
 
 
-def cautions(n: int, reference: int) -> list[str]:
+def cautions(metrics: Sequence[str], n: int, reference: int) -> list[str]:
     """What to bear in mind about figures from so many images."""
-    if min(n, reference) < FEATURES:
-        return [
-            f"warning: FID from {min(n, reference):,} images is biased upwards by far, as they do not determine a "
+    few, found = min(n, reference), []
+    if "fid" in metrics and few < FEATURES:
+        found.append(
+            f"warning: FID from {few:,} images is biased upwards by far, as they do not determine a "
             f"covariance of {FEATURES:,} features; it compares with nothing else"
-        ]
-    if n < FULL:
-        return [f"note: FID from {n:,} samples is biased upwards; compare it with figures from as many samples only"]
-    return []
+        )
+    elif "fid" in metrics and n < FULL:
+        found.append(
+            f"note: FID from {n:,} samples is biased upwards; compare it with figures from as many samples only"
+        )
+    if "kid" in metrics and few < KID_LEAST:
+        found.append(
+            f"note: KID from {few:,} images is unbiased, but how far off it may be cannot be told; at least "
+            f"{KID_LEAST:,} samples and images are needed for that"
+        )
+    if "spectrum" in metrics and few < SPECTRUM_LEAST:
+        found.append(
+            f"warning: spectra of {few:,} images scatter, and so the log spectral distance is too high; at least "
+            f"{SPECTRUM_LEAST} samples and images are needed"
+        )
+    return found
 
 
 @torch.no_grad()
@@ -178,7 +204,9 @@ def evaluate(
         found["spectra"] = {"frequency": rings.frequency.tolist()} | {k: v.tolist() for k, v in spectra.items()}
         if figures:
             drawings.spectra(figures, rings, spectra)
-    reference = f"{images.name} {split} ({len(split_images(images, split)):,} images)"
+    count = len(split_images(images, split))
+    found["cautions"] = cautions(metrics, n, count)
+    reference = f"{images.name} {split} ({count:,} images)"
     return Quality(n, seed, reference, inception.convention if inception else "", **found)
 
 

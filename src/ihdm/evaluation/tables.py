@@ -14,9 +14,10 @@ def likelihood(found: Likelihood) -> str:
     """A row for each bound."""
     K, left = found.K, max(len(bound.row.name) for bound in found.bounds)
     levels = f"all {K} levels" if found.levels == K else f"{found.levels} of {K} levels each"
+    one = found.images == 1
     lines = [
-        f"{found.images:,} images of {found.dimensions:,} dimensions, {levels}, seed {found.seed}; "
-        f"nats, mean +- standard error over images",
+        f"{found.images:,} image{'' if one else 's'} of {found.dimensions:,} dimensions, {levels}, seed {found.seed}; "
+        f"nats, {'without an error, which one image does not tell' if one else 'mean +- standard error over images'}",
         "",
         " ".join([" " * left, *(f"{head:>{width}}" for head, width in HEADS.items())]),
     ]

@@ -17,6 +17,7 @@ from ihdm.errors import IhdmError
 from ihdm.noise import Purpose, mix_seed
 
 KID_SUBSETS, KID_SUBSET = 100, 1000  # the usual choice
+KID_LEAST = 2 * KID_SUBSET  # images on either side from which on subsets differ enough to tell the deviation
 BLOCK = 4096  # features whose products are summed at a time
 
 
@@ -70,8 +71,11 @@ def _symmetric_root(matrix: Tensor) -> Tensor:
 
 def kernel_distance(
     samples: Tensor, reference: Reference, seed: int, device: torch.device | None = None
-) -> tuple[float, float]:
-    """KID: the squared distance of kernel means, unbiased, of random subsets; its mean and deviation over those."""
+) -> tuple[float, float | None]:
+    """KID: the squared distance of kernel means, unbiased, of random subsets; its mean and deviation over those.
+
+    From few images the subsets are nearly the same, and their deviation, which says nothing then, is None.
+    """
     generator = torch.Generator().manual_seed(mix_seed(seed, Purpose.KID))
     size = min(KID_SUBSET, len(samples), len(reference))
     found = []
@@ -83,7 +87,8 @@ def kernel_distance(
         within = sum((k.sum() - k.trace()) / (size * (size - 1)) for k in (_kernel(x, x), _kernel(y, y)))
         found.append(float(within - 2 * _kernel(x, y).mean()))
     values = torch.tensor(found, dtype=torch.float64)
-    return float(values.mean()), float(values.std(correction=0))
+    enough = min(len(samples), len(reference)) >= KID_LEAST
+    return float(values.mean()), float(values.std(correction=0)) if enough else None
 
 
 def _kernel(x: Tensor, y: Tensor) -> Tensor:

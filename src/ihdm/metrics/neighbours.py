@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,6 +16,10 @@ CPU = torch.device("cpu")
 BLOCK = 2**23  # distances that are held at a time
 SPARE = 8  # neighbours more than asked for, so that rounding in the search does not decide
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+BEYOND = 5  # values beyond a quantile from which on it is told: its level is then right to within about half of itself
+CLOSEST = 0.01  # the share of held-out images that samples should not be closer than
+SHARE_LEAST = 100  # samples of which a share is told: one of them is one percent
+COPIES = "no figure, as held-out images are copies of training images"
 
 
 @dataclass(frozen=True)
@@ -33,20 +38,27 @@ class Memorisation:
     is none if most held-out images are themselves copies of training images.
     closer: the share of samples that are no farther than the nearest one percent of the held-out images.
     samples, held_out: quantiles of both distances, in the same unit.
+    missing: why there is no score, or no share of closer samples. What too few images say is None.
     """
 
     score: float | None
     closer: float | None
-    samples: dict[float, float]
-    held_out: dict[float, float]
+    samples: dict[float, float | None]
+    held_out: dict[float, float | None]
+    missing: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        if self.score is None or self.closer is None:
-            return "no figure, as held-out images are copies of training images"
-        return (
-            f"{self.score:.3f} x as far as it is from held-out images; {100 * self.closer:.1f} % of the samples are "
-            f"as close as the closest 1 % of those"
-        )
+        if self.score is None:
+            return self.missing["score"]
+        far = f"{self.score:.3f} x as far as it is from held-out images"
+        if self.closer is None:
+            return f"{far}; samples as close as the closest 1 % of those: {self.missing['closer']}"
+        return f"{far}; {100 * self.closer:.1f} % of the samples are as close as the closest 1 % of those"
+
+
+def least(quantile: float) -> int:
+    """How many values tell a quantile: 500 the first percent, 10 the median."""
+    return math.ceil(round(BEYOND / min(quantile, 1 - quantile), 6))
 
 
 def nearest(queries: Tensor, bank: Images, count: int, device: torch.device, doing: str = "") -> Neighbours:
@@ -79,16 +91,33 @@ def nearest(queries: Tensor, bank: Images, count: int, device: torch.device, doi
 
 def memorisation(samples: Tensor, held_out: Tensor) -> Memorisation:
     """From the distances of samples and of held-out images to their nearest training images."""
+    missing = {"score": _too_few(samples, held_out, least(0.5), least(0.5))}
+    missing["closer"] = _too_few(samples, held_out, SHARE_LEAST, least(CLOSEST))
+    if missing["score"] or held_out.double().quantile(0.5) == 0:
+        why = missing["score"] or COPIES
+        return Memorisation(None, None, {}, {}, {"score": why, "closer": why})
     usual = held_out.double().quantile(0.5)
-    if usual == 0:
-        return Memorisation(None, None, {}, {})
     ours, theirs = samples.double() / usual, held_out.double() / usual
+    close = float((ours <= theirs.quantile(CLOSEST)).double().mean())
     return Memorisation(
         score=float(ours.quantile(0.5)),
-        closer=float((ours <= theirs.quantile(0.01)).double().mean()),
-        samples={q: float(ours.quantile(q)) for q in QUANTILES},
-        held_out={q: float(theirs.quantile(q)) for q in QUANTILES},
+        closer=None if missing["closer"] else close,
+        samples=_quantiles(ours),
+        held_out=_quantiles(theirs),
+        missing={name: why for name, why in missing.items() if why},
     )
+
+
+def _too_few(samples: Tensor, held_out: Tensor, of_samples: int, of_held_out: int) -> str:
+    """Which of the two are too few to tell, in words, or nothing."""
+    for name, values, needed in (("held-out images", held_out, of_held_out), ("samples", samples, of_samples)):
+        if len(values) < needed:
+            return f"too few {name} to tell ({len(values)}; at least {needed} are needed)"
+    return ""
+
+
+def _quantiles(values: Tensor) -> dict[float, float | None]:
+    return {q: float(values.quantile(q)) if len(values) >= least(q) else None for q in QUANTILES}
 
 
 def _flat(images: Tensor, device: torch.device) -> Tensor:

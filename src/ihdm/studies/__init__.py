@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ihdm.errors import unknown
+from ihdm.studies.verdict import Judged
 
 if TYPE_CHECKING:
     from ihdm.studies.lab import Findings, Lab
@@ -32,10 +33,13 @@ STUDIES = {
 }
 
 
-def run(name: str, lab: Lab) -> Findings:
-    """Run a study and write NAME.png, NAME.json and NAME.md."""
+def run(name: str, lab: Lab) -> tuple[Findings, Judged]:
+    """Run a study, compare it with what is claimed, and write NAME.png, NAME.json and NAME.md."""
     if name not in STUDIES:
         raise unknown("study", name, STUDIES)
-    findings = import_module(f"ihdm.studies.{name.replace('-', '_')}").study(lab)
-    lab.write(name, STUDIES[name], findings)
-    return findings
+    _ = lab.images  # refused before any work if they are not the model's
+    module = import_module(f"ihdm.studies.{name.replace('-', '_')}")
+    findings = module.study(lab)
+    judged = Judged(module.CLAIM, module.verdict(findings.numbers))
+    lab.write(name, STUDIES[name], findings, judged)
+    return findings, judged

@@ -13,6 +13,7 @@ from ihdm.heat import FiniteDifferences, GaussianFilter, GridLaplacian
 from ihdm.pixels import to_unit
 from ihdm.plots import figure, octaves, tiles
 from ihdm.studies.lab import PAPER_WORDS, Findings, Lab
+from ihdm.studies.verdict import Verdict, both, every, told
 
 OPERATORS: dict[str, Any] = {
     "cosine basis": GridLaplacian,
@@ -21,6 +22,12 @@ OPERATORS: dict[str, Any] = {
 }
 MODELS: dict[str, tuple[str, ...]] = {"cosine basis": (), "Gaussian filter": ("process.blur=gaussian",)}
 IMAGES, POINTS, SHOWN, SAMPLES = 32, 12, 5, 5
+SLOW, TIME_ERROR = 2.0, 0.25  # times as long; the error of such a ratio, as a share
+CLAIM = (
+    "a model trained with the Gaussian filter is farther from the data by more than two standard errors, and at "
+    "the widest blur finite differences take more than twice as long as the cosine basis (told if more than half "
+    "as long again from that)."
+)
 
 
 def study(lab: Lab) -> Findings:
@@ -42,10 +49,11 @@ def study(lab: Lab) -> Findings:
     models = {name: lab.trained("process.skip=identity", *words, *PAPER_WORDS) for name, words in MODELS.items()}
     samples = {name: model.sample(SAMPLES, lab.seed, execution=lab.execution) for name, model in models.items()}
     count = 200 if lab.quick else 10_000
-    distance = {
+    distances = {
         name: lab.distance(model.sample_batches(count, lab.seed, execution=lab.execution))
         for name, model in models.items()
     }
+    distance = {name: found.value for name, found in distances.items()}
     picks = _between(len(widths), SHOWN)
     with figure(lab.picture("blur-operators"), columns=3, size=(4.2, 3.8)) as (left, middle, right):
         rows = [[found[i][0] for i in picks] for found in blurred.values()] + list(samples.values())
@@ -67,6 +75,7 @@ def study(lab: Lab) -> Findings:
             "rms_difference": apart,
             "milliseconds": milliseconds,
             "distance": distance,
+            "distance_error": {name: found.error for name, found in distances.items()},
             "distance_is": lab.distance_name,
         },
         "the Gaussian filter darkens the edges, as it takes what is outside for black; finite differences agree with "
@@ -82,6 +91,14 @@ def study(lab: Lab) -> Findings:
         + ", ".join(f"{value:.4g} ({name})" for name, value in distance.items())
         + ".",
     )
+
+
+def verdict(numbers: dict[str, Any]) -> Verdict:
+    distance, error = numbers["distance"], numbers["distance_error"]
+    names = ("Gaussian filter", "cosine basis")
+    worse = told(distance[names[0]] - distance[names[1]], both(*(error[name] for name in names)))
+    slow, fast = (numbers["milliseconds"][name][-1] for name in ("finite differences", "cosine basis"))
+    return every([worse, told(slow / fast - SLOW, TIME_ERROR * SLOW)])
 
 
 def _between(count: int, most: int) -> list[int]:

@@ -8,7 +8,7 @@ import platform
 import shlex
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ihdm.config import Config, load_config
-from ihdm.data import Images, ImageSet, load_images
+from ihdm.data import Images, ImageSet, evenly_spaced, image_shape, load_images
 from ihdm.data.sources import absolute
 from ihdm.engine import choose_device, choose_precision, placed
 from ihdm.errors import UsageError
@@ -27,10 +27,12 @@ from ihdm.heat import GridLaplacian
 from ihdm.metrics.distances import Reference, frechet_distance
 from ihdm.metrics.inception import Inception, features, find_inception
 from ihdm.model import Model
+from ihdm.model_folder import ModelConfig
 from ihdm.pixels import to_unit
 from ihdm.processes import Network, Process
 from ihdm.registry import PROCESSES
 from ihdm.schedule import Schedule
+from ihdm.studies.verdict import Judged, jackknife
 from ihdm.trainer import Trainer
 
 QUICK = ("trainer.steps=600", "trainer.checkpoint_every=600", "trainer.sample_every=600")
@@ -40,6 +42,7 @@ PAPER_WORDS = ("sampling.sampler=paper", "sampling.steps=auto")  # the same, of 
 SAMPLING = "sampling."  # settings that a given model has to follow too
 NOT_TRAINED = ("engine", "sampling")  # settings that make no other weights
 BATCH = 512
+GROUPS = 8  # of samples, one of which is left out at a time
 
 
 class BlurSettings(Protocol):
@@ -97,6 +100,14 @@ class Findings:
 
 
 @dataclass(frozen=True)
+class Distance:
+    """value: FID or the like. error: its standard error; None if the samples do not determine a covariance."""
+
+    value: float
+    error: float | None
+
+
+@dataclass(frozen=True)
 class Lab:
     """out: the folder for results; preset, settings: of models that are trained; model: one to use instead.
 
@@ -127,10 +138,31 @@ class Lab:
 
     @cached_property
     def images(self) -> ImageSet:
-        """The images of the given model's shape, or those of the preset."""
+        """Those that were named, brought to the given model's shape, or those of the preset, which must have it."""
         if self.model_name is not None and self.data is not None:
             return images_for(self._given, self.data, resize=True)
+        if self.model_name is not None:
+            self._check_shape(self._given.config)
         return load_images(self.config.data, held_out_most=None)
+
+    def _check_shape(self, model: ModelConfig) -> None:
+        found, source = image_shape(self.config.data), self.config.data.source
+        if found != model.shape:
+            of_model, of_data = ("x".join(map(str, shape)) for shape in (model.shape, found))
+            raise UsageError(
+                f"{self.model_name} makes images of {of_model}, and those of the preset {self.preset} are {of_data} "
+                f"(channels x height x width); name the images that it was trained on, --data {model.data or 'SOURCE'}"
+                f", or have these brought to its shape with --data {source}"
+            )
+
+    def held_out(self, most: int) -> Tensor:
+        """At most so many held-out images, evenly spaced; without any, a refusal in words."""
+        if not len(self.images.held_out):
+            raise UsageError(
+                f"this study looks at held-out images, and {self.images.name} has none: it has no test split, and "
+                f"data.holdout is {self.config.data.holdout:g}"
+            )
+        return self.images.held_out[evenly_spaced(len(self.images.held_out), most)]
 
     @property
     def precision(self) -> torch.dtype:
@@ -212,19 +244,31 @@ class Lab:
     def _reference(self) -> Reference:
         return Reference.from_features(self.features(self.images.train), self.device)
 
-    def distance(self, batches: Iterable[Tensor]) -> float:
-        """How far uint8 samples are from the training images: FID, or, to be quick, the same of pixels."""
-        return frechet_distance(torch.cat([self.features(batch) for batch in batches]), self._reference, self.device)
+    def distance(self, batches: Iterable[Tensor]) -> Distance:
+        """How far uint8 samples are from the training images: FID, or, to be quick, the same of pixels.
+
+        Its error is that of leaving out one of several groups of samples; there is none if samples are fewer than
+        features.
+        """
+        found = torch.cat([self.features(batch) for batch in batches])
+        value = frechet_distance(found, self._reference, self.device)
+        if len(found) <= found.shape[1]:
+            return Distance(value, None)
+        group = torch.arange(len(found)) % GROUPS
+        without = (frechet_distance(found[group != i], self._reference, self.device) for i in range(GROUPS))
+        return Distance(value, jackknife(list(without)))
 
     def picture(self, name: str) -> Path:
         self.out.mkdir(parents=True, exist_ok=True)
         return self.out / f"{name}.png"
 
     def command(self, name: str, subject: str) -> str:
-        """What was typed, but for places on this machine: a model is called by its name."""
+        """What was typed, but for places on this machine: a model and images are called by their names."""
         words = ["ihdm", "study", name]
         if self.model_name is not None:
             words += ["--model", subject]
+        if self.data is not None:
+            words += ["--data", self.images.name]
         if self.model_name is None or self.preset not in USUAL:
             words += ["--preset", self.preset]
         for setting in self.settings:
@@ -232,7 +276,7 @@ class Lab:
         words += ["--quick"] if self.quick else []
         return shlex.join([*words, *(["--seed", str(self.seed)] if self.seed else [])])
 
-    def write(self, name: str, title: str, findings: Findings) -> None:
+    def write(self, name: str, title: str, findings: Findings, judged: Judged) -> None:
         """NAME.json and NAME.md beside the picture."""
         given = Path(self.model_name or "")
         subject = (given.parent.name if given.name == "model" else given.name) or self.preset
@@ -240,7 +284,7 @@ class Lab:
         command = self.command(name, subject)
         made = {"study": name, "command": command, "model": subject, "data": self.images.name, "seed": self.seed}
         made |= {"machine": machine, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
-        tree = made | {"numbers": findings.numbers}
+        tree = made | asdict(judged) | {"numbers": findings.numbers}
         (self.out / f"{name}.json").write_text(json.dumps(tree, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         text = f"""# {title}
 
@@ -251,6 +295,10 @@ class Lab:
 **The paper:** {findings.paper}
 
 **Here:** {findings.found}
+
+**Claim:** {judged.claim}
+
+**Verdict:** {judged.verdict}
 
 `{command}` on {self.images.name}; {machine}, torch \
 {torch.__version__}, {made["date"]}. All numbers are in [{name}.json]({name}.json).

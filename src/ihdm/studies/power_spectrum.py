@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ihdm.data import evenly_spaced, unit_batches
@@ -9,10 +11,13 @@ from ihdm.heat import GridLaplacian
 from ihdm.metrics.spectra import Rings
 from ihdm.plots import figure, octaves
 from ihdm.studies.lab import Findings, Lab
+from ihdm.studies.verdict import LEAST, Verdict, told
 
 IMAGES = 5000
 NOISES = (0.03, 0.1, 0.3, 1.0)
 BLURS = (0.02, 0.05, 0.12, 0.3)  # of the longer side
+NATURAL, NEAR = 2.0, 0.5  # the paper's exponent, which it calls approximate, and what counts as near it
+CLAIM = "the exponent is 2 to within 0.5 (told if it is more than two standard errors of the fit inside or outside)."
 
 
 def study(lab: Lab) -> Findings:
@@ -58,6 +63,16 @@ def study(lab: Lab) -> Findings:
         f"noise at level 1, "
         f"{left[len(left) // 2]} half-way, {left[-1]} at level K.",
     )
+
+
+def verdict(numbers: dict[str, Any]) -> Verdict:
+    frequency, data = (torch.tensor(numbers[name], dtype=torch.float64) for name in ("frequency", "data"))
+    middle = frequency <= torch.pi
+    x, y = frequency[middle].log(), data[middle].log()
+    slope = _slope(x, y)
+    left = y - y.mean() + slope * (x - x.mean())
+    error = (left.square().sum() / max(1, len(x) - 2) / (x - x.mean()).square().sum()).sqrt()
+    return told(NEAR - abs(slope - NATURAL), float(error) if len(x) > LEAST else None)
 
 
 def _slope(x: torch.Tensor, y: torch.Tensor) -> float:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from ihdm.plots import figure, tiles
 from ihdm.studies.lab import Findings, Lab
+from ihdm.studies.verdict import Verdict, mean_and_error, told
 
 STARTS, EACH = 4, 12
+DIFFERENT = 0.25  # of the variance: half of the deviation
+CLAIM = (
+    "samples of one start differ at least half as much (rms) as samples at large, that is, they have a quarter of "
+    "the variance or more (told if the mean over starts is two standard errors from that)."
+)
 
 
 def study(lab: Lab) -> Findings:
@@ -15,18 +23,24 @@ def study(lab: Lab) -> Findings:
     seeds = range(lab.seed, lab.seed + STARTS)
     rows = [model.sample(EACH, seed, same_start=True, execution=lab.execution) for seed in seeds]
     free = model.sample(STARTS * EACH, lab.seed, execution=lab.execution)
-    within = sum(float(_variance(row)) for row in rows) / STARTS / float(_variance(free))
+    shares = [float(_variance(row) / _variance(free)) for row in rows]
+    within = sum(shares) / STARTS
     colour = sum(float(_variance(_colour(row))) for row in rows) / STARTS / float(_variance(_colour(free)))
     with figure(lab.picture("same-start"), size=(9, 3.4)) as (axis,):
         tiles(axis, rows, [f"start {i + 1}" for i in range(STARTS)])
     return Findings(
-        {"variance_share": within, "mean_colour_variance_share": colour},
+        {"variance_share": within, "variance_share_by_start": shares, "mean_colour_variance_share": colour},
         "every row grows from one and the same blank image: its average colour stays, all else differs.",
         "very different images come from one start (App. D.1).",
         f"samples of one start have {100 * within:.0f} % of the variance of samples at large, but {100 * colour:.0f} "
         f"% of the "
         f"variance of the mean colour.",
     )
+
+
+def verdict(numbers: dict[str, Any]) -> Verdict:
+    share, error = mean_and_error(numbers["variance_share_by_start"])
+    return told(share - DIFFERENT, error)
 
 
 def _colour(images: Tensor) -> Tensor:

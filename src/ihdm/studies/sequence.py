@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ihdm.data import evenly_spaced
@@ -11,8 +13,13 @@ from ihdm.pictures import some_of
 from ihdm.pixels import to_unit
 from ihdm.plots import figure, tiles
 from ihdm.studies.lab import Findings, Lab, blurring
+from ihdm.studies.verdict import Verdict, told
 
 ROWS, COLUMNS = 4, 9
+CLAIM = (
+    "from blank to sharp a generated sequence gains rings of frequencies, at least half as many as a blurred "
+    "image loses, and never loses more than one on the way (told if it is more than two rings from that)."
+)
 
 
 def study(lab: Lab) -> Findings:
@@ -43,3 +50,11 @@ def study(lab: Lab) -> Findings:
         f"sharp: generated {', '.join(map(str, detail['generated']))}; forward "
         f"{', '.join(map(str, detail['forward']))}.",
     )
+
+
+def verdict(numbers: dict[str, Any]) -> Verdict:
+    """The error of a count is a ring."""
+    generated, forward = (numbers["frequencies_above_noise"][name] for name in ("generated", "forward"))
+    gained, lost = generated[-1] - generated[0], forward[-1] - forward[0]
+    fall = max(before - after for before, after in zip(generated, generated[1:]))
+    return "not as claimed" if fall > 1 else told(gained - lost / 2, 1.0)

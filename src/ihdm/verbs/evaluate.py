@@ -61,7 +61,7 @@ def evaluate(
     check_outputs(json, figures)
     from ihdm import evaluation, plots, workers
     from ihdm.engine import choose_device, keep_freed_memory, placed
-    from ihdm.evaluation.quality import cautions, check_images, check_metrics, needs_inception, split_images
+    from ihdm.evaluation.quality import check_images, check_metrics, needs_inception
     from ihdm.metrics.inception import Inception, find_inception
     from ihdm.model import Model
 
@@ -93,9 +93,8 @@ def evaluate(
             return
     words = loaded.process.sampling_words()
     print(f"{model}, {words}: {found.table()}")
-    if "fid" in metrics:
-        for caution in cautions(n, len(split_images(images, split))):
-            print(caution, file=sys.stderr)
+    for caution in found.cautions:
+        print(caution, file=sys.stderr)
     if json:
         write_json(json, {"model": model, "sampling": words} | found.tree())
     for path in filter(None, (json, figures)):

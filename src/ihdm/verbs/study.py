@@ -28,13 +28,13 @@ def study(
     device: Device = "auto",
     settings: Settings = (),
 ) -> None:
-    """Repeat an experiment of the paper: a picture and what it says.
+    """Repeat an experiment of the paper, and say whether it is as claimed.
 
     Args:
         name: of the study; --list shows them all
         list: show all studies, a line each
         model: a trained model to study; default: one is trained with the preset, once for all studies in the folder
-        data: the images it was trained on, or to train on; default: the preset's
+        data: the images it was trained on, or to train on; default: the preset's, if they have the model's shape
         preset: settings of models that are trained; default: mnist-small, with --quick digits
         quick: small and rough, in about a minute on a laptop
         out: the folder for NAME.png, NAME.json, NAME.md and trained models
@@ -60,5 +60,5 @@ def study(
     chosen = preset or ("digits" if quick else "mnist-small")
     words = tuple(itertools.chain(*settings))
     lab = Lab(out, chosen, words, model, data, quick, seed, device, inception)
-    findings = studies.run(name, lab)
-    print(f"{findings.found}\n{out / f'{name}.png'}\n{out / f'{name}.md'}")
+    findings, judged = studies.run(name, lab)
+    print(f"{findings.found}\n{judged}\n{out / f'{name}.png'}\n{out / f'{name}.md'}")
