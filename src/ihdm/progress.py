@@ -15,7 +15,7 @@ LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {elapsed} gone, {remaining} left
 def progress_bar(things: Iterable[Any] | None = None, *, leave: bool = False, **options: Any) -> tqdm[Any]:
     """A bar of tqdm's, which vanishes when it is done unless it is to be left there."""
     if not sys.stderr.isatty():
-        options |= {"file": _Lines(), "mininterval": SECONDS, "bar_format": LINE}
+        options |= {"file": _Lines(), "mininterval": SECONDS, "bar_format": LINE, "delay": 0 if leave else SECONDS}
     return tqdm(things, leave=leave, **options)
 
 

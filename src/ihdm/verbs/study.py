@@ -28,7 +28,7 @@ def study(
     device: Device = "auto",
     settings: Settings = (),
 ) -> None:
-    """Repeat an experiment of the paper, and say whether it is as claimed.
+    """Repeat an experiment of the paper; say whether it is as claimed.
 
     Args:
         name: of the study; --list shows them all
