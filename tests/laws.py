@@ -11,7 +11,10 @@ from torch import Tensor
 from ihdm.heat import GridLaplacian
 from ihdm.prior import Prior
 from ihdm.processes import DDPM, IdentitySkip, InverseHeat, LinearPredictor, LinearSkip, Process, Spectrum
+from ihdm.processes.blurring import Blurring, BlurringSettings
 from ihdm.processes.ddpm import DiffusionSettings
+from ihdm.processes.growing import GrowingHeat, GrowingSettings
+from ihdm.processes.noise_predicting import NoisePredicting
 from ihdm.schedule import Schedule
 
 GRID, CHANNELS = (4, 3), 2
@@ -105,7 +108,37 @@ def diffusion(K: int = 100) -> Case:
     return case
 
 
+def noise_predicting(process: NoisePredicting, linear: bool, centre: float = 0.0) -> Case:
+    """Processes that predict E[eps | u_k]; with the linear skip nothing is left for the network."""
+    alpha, sigma = process._alpha.value, process._sigma.value
+
+    def network(x: Tensor, k: Tensor) -> Tensor:
+        level = int(k[0])
+        if linear:
+            return 0 * x
+        u = (x * max(1.0, 2 * float(sigma[level])) + 1) / 2
+        return from_coordinates(sigma[level] * case.coordinates(u, level) / case.variance(level))
+
+    case = Case(process, network, lambda k: alpha[k], lambda k: float(sigma[k]), centre)
+    return case
+
+
+def growing(skip: str, K: int = 100) -> Case:
+    settings = GrowingSettings(K, 0.02, 1.0, 0.1, 3.0, skip)
+    prior = Prior.from_images(LAPLACIAN, float(settings.schedule(GRID).t[-1]), [draws(500, 9)])
+    process = GrowingHeat(settings, GrowingHeat.Sampling(), prior, spectrum() if skip == "linear" else None)
+    return noise_predicting(process, skip == "linear")
+
+
+def blurring(skip: str, K: int = 100) -> Case:
+    known = spectrum() if skip == "linear" else None
+    process = Blurring(BlurringSettings(K, 2.0, skip), Blurring.Sampling(), LAPLACIAN, known)
+    return noise_predicting(process, skip == "linear", centre=0.5)
+
+
 CASES: dict[str, dict[str, Callable[[], Case]]] = {  # by the names of the registry
     "heat": {"linear skip": lambda: heat("linear"), "identity skip": lambda: heat("identity")},
     "ddpm": {"cosine": diffusion},
+    "growing": {"plain": lambda: growing("plain"), "linear skip": lambda: growing("linear")},
+    "blurring": {"plain": lambda: blurring("plain"), "linear skip": lambda: blurring("linear")},
 }

@@ -58,5 +58,13 @@ class Registry:
         return self[self.kind(settings)]
 
 
-PROCESSES = Registry("process", {"heat": "ihdm.processes.inverse_heat:InverseHeat", "ddpm": "ihdm.processes.ddpm:DDPM"})
+PROCESSES = Registry(
+    "process",
+    {
+        "heat": "ihdm.processes.inverse_heat:InverseHeat",
+        "ddpm": "ihdm.processes.ddpm:DDPM",
+        "growing": "ihdm.processes.growing:GrowingHeat",
+        "blurring": "ihdm.processes.blurring:Blurring",
+    },
+)
 NETWORKS = Registry("network", {"unet": "ihdm.networks.unet:UNet"})

@@ -69,6 +69,9 @@ class DDPM(Diagonal):
             beta = (1 - angle.cos().square()[1:] / angle.cos().square()[:-1]).clamp_max(LARGEST_BETA)
         return torch.cat([torch.ones(1, dtype=torch.float64), (1 - beta).cumprod(0)])
 
+    def centre_like(self, u_hat: Tensor) -> float:
+        return self.centre
+
     def alpha_at(self, k: Tensor, like: Tensor) -> Tensor:
         return rows(self._alpha.like(like)[k], like)
 

@@ -31,13 +31,16 @@ class EtaSteps(Steps):
 class Diagonal(Process):
     """Exact steps with eta in [0, 1], of first or second order.
 
-    centre: what alpha is multiplied from, such as mid-grey in diffusion: means are centre + alpha (u_hat_0 - centre).
+    centre_like: what alpha is multiplied from, such as mid-grey in diffusion: means are c + alpha (u_hat_0 - c).
     """
 
     Sampling = EtaSteps
 
     basis: Basis
-    centre = 0.0
+
+    def centre_like(self, u_hat: Tensor) -> Tensor | float:
+        """c, to go with coefficients."""
+        return 0.0
 
     @abstractmethod
     def ratio(self, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
@@ -82,7 +85,8 @@ class Diagonal(Process):
 
     def _coarser(self, m_j: Tensor, k: Tensor, j: Tensor) -> Tensor:
         """m_k, from m_j."""
-        return self.centre + self.ratio(k, j, m_j) * (m_j - self.centre)
+        centre = self.centre_like(m_j)
+        return centre + self.ratio(k, j, m_j) * (m_j - centre)
 
     def jump(self, u_hat: Tensor, m_j: Tensor, k: Tensor, j: Tensor, eps_hat: Tensor) -> Tensor:
         """u_hat_j = m_j + sqrt(sigma_j^2 - s^2) (u_hat_k - m_k) / sigma_k + s eps_hat, m_k being m_j blurred on to k.

@@ -25,6 +25,7 @@ from ihdm.processes.linear import LEAST_SIGMA, LinearPredictor
 from ihdm.processes.process import Batches, Network, Shape, Steps, evenly, fitting
 from ihdm.processes.skip import IdentitySkip, LinearSkip, Skip
 from ihdm.processes.spectrum import Spectrum, guesses
+from ihdm.processes.widths import BlurWidths
 from ihdm.schedule import Schedule
 from ihdm.settings import setting
 
@@ -38,7 +39,7 @@ AHEAD = 1.0  # the logarithm of the most that a change of the prediction is ampl
 
 
 @dataclass(frozen=True)
-class HeatSettings:
+class HeatSettings(BlurWidths):
     """The forward process, and what the network learns (App. B.4-B.5)."""
 
     K: int = setting(200, "number of levels", least=1, most=100_000)
@@ -55,27 +56,13 @@ class HeatSettings:
     )
 
     def __post_init__(self) -> None:
-        if self.sigma_B_max is not None and self.sigma_B_max <= self.sigma_B_min:
-            raise UsageError(
-                f"process.sigma_B_max ({self.sigma_B_max:g}) must be larger than "
-                f"process.sigma_B_min ({self.sigma_B_min:g})"
-            )
+        self.check_widths()
         if self.skip == "linear" and self.sigma < LEAST_SIGMA:
             raise UsageError("process.skip=linear needs process.sigma of at least 1e-6; below, use skip=identity")
         if self.skip == "linear" and self.blur == "gaussian":
             raise UsageError(
                 "process.skip=linear knows the heat equation only; with process.blur=gaussian, set it to identity"
             )
-
-    def schedule(self, grid: Shape) -> Schedule:
-        """The schedule on a grid; without a largest blur width, three quarters of the longer side."""
-        widest = self.sigma_B_max or 0.75 * max(grid)
-        if widest <= self.sigma_B_min:
-            raise UsageError(
-                f"process.sigma_B_max is {widest:g} for images of {tuple(grid)}, which must be larger than "
-                f"process.sigma_B_min ({self.sigma_B_min:g})"
-            )
-        return Schedule(self.K, widest, self.sigma_B_min)
 
 
 @dataclass(frozen=True)

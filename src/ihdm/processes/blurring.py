@@ -1,0 +1,84 @@
+"""Blurring diffusion (Hoogeboom and Salimans 2022): ordinary diffusion in which high frequencies fade first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ihdm.constant import Constant
+from ihdm.heat import GridLaplacian
+from ihdm.noise import InterpolatedNoise, SeededNoise
+from ihdm.processes.diagonal import EtaSteps
+from ihdm.processes.noise_predicting import NoisePredicting, Skip, kept, measured
+from ihdm.processes.process import Batches, Shape
+from ihdm.processes.spectrum import Spectrum
+from ihdm.settings import setting
+
+FLOOR = 0.001  # what blur leaves of any frequency, so that nothing is divided by nothing
+LOG_SNR = 10.0  # log(alpha^2 / sigma^2) at the first level; the negative of it at the last
+
+
+@dataclass(frozen=True)
+class BlurringSettings:
+    """The forward process, and what the network learns."""
+
+    K: int = setting(200, "number of levels", least=1, most=100_000)
+    sigma_B_max: float = setting(20.0, "blur width of level K, in pixels; 0: ordinary diffusion", least=0, most=1e6)
+    skip: Skip = setting("plain", "the network predicts the noise, or what its best linear prediction leaves open")
+
+
+class Blurring(NoisePredicting):
+    """x_k = 2 u_k - 1 has alpha = a d, a^2 + sigma^2 = 1, by the angle phi of time s = k / K: a = cos phi.
+
+    d = (1 - FLOOR) exp(t eigenvalues) + FLOOR, t = sigma_B^2 / 2, sigma_B = sigma_B,max sin^2(pi s / 2).
+    Without blur it is diffusion with the cosine schedule, log(a^2 / sigma^2) = -2 log tan phi from 10 to -10.
+    """
+
+    Settings = BlurringSettings
+    title = "blurring diffusion"
+    grown = "grown from noise"
+    method = "Hoogeboom, Salimans, *Blurring Diffusion Models*, ICLR 2023"
+
+    def __init__(
+        self, settings: BlurringSettings, sampling: EtaSteps, laplacian: GridLaplacian, spectrum: Spectrum | None
+    ):
+        s = torch.arange(settings.K + 1, dtype=torch.float64) / settings.K
+        ends = math.atan(math.exp(-LOG_SNR / 2)), math.atan(math.exp(LOG_SNR / 2))
+        phi = torch.lerp(torch.tensor(ends[0]).double(), torch.tensor(ends[1]).double(), s)
+        self.sigma_B = settings.sigma_B_max * (math.pi / 2 * s).sin().square()
+        t = (self.sigma_B.square() / 2).view(-1, *[1] * len(laplacian.grid))
+        alpha = phi.cos().view_as(t) * ((1 - FLOOR) * torch.exp(t * laplacian.eigenvalues) + FLOOR)
+        alpha[0], sigma = 1.0, phi.sin() / 2  # level 0 is the image itself
+        sigma[0] = 0.0
+        super().__init__(laplacian, alpha, sigma, sampling, spectrum)
+        self._grey = Constant(laplacian.to_spectrum(torch.full((1, 1, *laplacian.grid), 0.5, dtype=torch.float64)))
+
+    @classmethod
+    def from_images(cls, settings: BlurringSettings, sampling: EtaSteps, shape: Shape, batches: Batches) -> Blurring:
+        laplacian = GridLaplacian(shape[1:])
+        return cls(settings, sampling, laplacian, measured(laplacian, settings.skip, batches))
+
+    @classmethod
+    def from_state(
+        cls, settings: BlurringSettings, sampling: EtaSteps, shape: Shape, state: Mapping[str, Tensor]
+    ) -> Blurring:
+        return cls(settings, sampling, GridLaplacian(shape[1:]), kept(state, settings.skip, shape))
+
+    def centre_like(self, u_hat: Tensor) -> Tensor:
+        """Mid-grey: a coefficient of frequency 0 alone."""
+        return self._grey.like(u_hat)
+
+    def start(self, noise: SeededNoise | InterpolatedNoise) -> Tensor:
+        """x_K, a draw from N(0, I)."""
+        return (1 + noise(self.K + 1)) / 2
+
+    @classmethod
+    def summary(cls, settings: BlurringSettings, sampling: EtaSteps, shape: Shape) -> str:
+        return f"{cls.title}, K = {settings.K}, sigma_B up to {settings.sigma_B_max:g} pixels, {settings.skip} skip"
+
+    def level_words(self, k: int) -> str:
+        return f"blurred over {float(self.sigma_B[k]):.1f} pixels, under noise of {2 * float(self._sigma.value[k]):.2f}"

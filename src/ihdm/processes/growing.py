@@ -1,0 +1,125 @@
+"""Inverse heat dissipation with noise that grows with the blur: frequencies fade over many levels, not all of a sudden.
+
+With the paper's constant noise each frequency is lost within few levels, almost one after the other, and what a sampler
+gets wrong it cannot mend later. Here sigma_k = sigma (sigma_B,k / sigma_B,1)^growth (docs/results.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ihdm.constant import rows
+from ihdm.heat import GridLaplacian
+from ihdm.noise import InterpolatedNoise, SeededNoise
+from ihdm.prior import Prior
+from ihdm.processes.diagonal import EtaSteps
+from ihdm.processes.noise_predicting import NoisePredicting, Skip, kept, measured
+from ihdm.processes.process import Batches, Shape
+from ihdm.processes.spectrum import Spectrum
+from ihdm.processes.widths import BlurWidths
+from ihdm.schedule import Schedule
+from ihdm.settings import setting
+
+FLOOR = 0.001  # what blur leaves of any frequency in a step back, so that nothing is divided by nothing
+
+
+@dataclass(frozen=True)
+class GrowingSettings(BlurWidths):
+    """The forward process, and what the network learns."""
+
+    K: int = setting(200, "number of levels", least=1, most=100_000)
+    sigma: float = setting(0.01, "noise of level 1", least=1e-6, most=100)
+    growth: float = setting(1.0, "the power of the blur width that noise grows with; 0: not at all", least=0, most=4)
+    sigma_B_min: float = setting(0.5, "blur width of level 1, in pixels", least=1e-6)
+    sigma_B_max: float | None = setting(
+        None, "blur width of level K, in pixels; auto: 3/4 of the longer side", above=0, most=1e6
+    )
+    skip: Skip = setting("linear", "the network predicts the noise, or what its best linear prediction leaves open")
+
+    def __post_init__(self) -> None:
+        self.check_widths()
+
+    def noise(self, schedule: Schedule) -> Tensor:
+        """sigma of levels 0..K, float64."""
+        return self.sigma * (schedule.sigma_B / schedule.sigma_B_min).pow(self.growth) * (schedule.sigma_B > 0)
+
+
+class GrowingHeat(NoisePredicting):
+    """q(u_k | u_0) = N(F(t_k) u_0, sigma_k^2 I), as Eq. 3 but for sigma_k; started from blurred training images.
+
+    Frequencies that blur has pushed below FLOOR stay there.
+    """
+
+    Settings = GrowingSettings
+    title = "inverse heat dissipation with growing noise"
+    grown = "grown from blur and noise"
+    method = (
+        "Rissanen, Heinonen, Solin, *Generative Modelling with Inverse Heat Dissipation*, ICLR 2023; noise that grows"
+    )
+
+    def __init__(self, settings: GrowingSettings, sampling: EtaSteps, prior: Prior, spectrum: Spectrum | None = None):
+        laplacian = prior.laplacian
+        self.schedule, self.prior = settings.schedule(laplacian.grid), prior
+        t = self.schedule.t.view(-1, *[1] * len(laplacian.grid))
+        alpha = (1 - FLOOR) * torch.exp(t * laplacian.eigenvalues) + FLOOR
+        super().__init__(laplacian, alpha, settings.noise(self.schedule), sampling, spectrum)
+
+    @classmethod
+    def from_images(cls, settings: GrowingSettings, sampling: EtaSteps, shape: Shape, batches: Batches) -> GrowingHeat:
+        laplacian, t_K = GridLaplacian(shape[1:]), float(settings.schedule(shape[1:]).t[-1])
+        spectrum = measured(laplacian, settings.skip, batches)
+        return cls(
+            settings, sampling, Prior.from_images(laplacian, t_K, batches(None, "blurring for the prior")), spectrum
+        )
+
+    @classmethod
+    def from_state(
+        cls, settings: GrowingSettings, sampling: EtaSteps, shape: Shape, state: Mapping[str, Tensor]
+    ) -> GrowingHeat:
+        spectrum = kept(state, settings.skip, shape, prior_coefficients=(None, shape[0], None))
+        t_K = float(settings.schedule(shape[1:]).t[-1])
+        return cls(settings, sampling, Prior(GridLaplacian(shape[1:]), t_K, state["prior.coefficients"]), spectrum)
+
+    def state(self) -> dict[str, Tensor]:
+        return super().state() | {"prior.coefficients": self.prior.coefficients}
+
+    def centre_like(self, u_hat: Tensor) -> Tensor:
+        """Nothing: the mean of an image stays."""
+        return torch.zeros_like(u_hat[:1, :1])
+
+    def start(self, noise: SeededNoise | InterpolatedNoise) -> Tensor:
+        """u_K = F(t_K) u_0 + sigma_K eps, u_0 a training image of each row's own choice."""
+        return self.near(noise.choice(len(self.prior)), noise(self.K + 1))
+
+    def near(self, index: Tensor, eps: Tensor) -> Tensor:
+        """The same with u_0 the training images of the given numbers."""
+        return self.prior.near(index, eps, float(self._sigma.value[-1]))
+
+    def between(self, one: SeededNoise, other: SeededNoise, weight: Tensor) -> Tensor:
+        """Blurred starts are interpolated linearly, their noise so that it stays noise."""
+        eps = InterpolatedNoise(one, other, weight)(self.K + 1)
+        start, end = (self.prior.means(noise.choice(len(self.prior))) for noise in (one, other))
+        return torch.lerp(start, end, rows(weight, eps)) + float(self._sigma.value[-1]) * eps
+
+    @classmethod
+    def summary(cls, settings: GrowingSettings, sampling: EtaSteps, shape: Shape) -> str:
+        schedule = settings.schedule(shape[1:])
+        noise = settings.noise(schedule)
+        return (
+            f"{cls.title}, K = {settings.K}, sigma_B {schedule.sigma_B_min:g} to {schedule.sigma_B_max:g} pixels, "
+            f"sigma {float(noise[1]):g} to {float(noise[-1]):.3g}, {settings.skip} skip"
+        )
+
+    def facts(self) -> dict[str, str]:
+        prior = self.prior.coefficients
+        return {"prior": f"{len(prior):,} blurred training images, {prior[0].numel()} coefficients each"}
+
+    def level_words(self, k: int) -> str:
+        if not k:
+            return "sharp"
+        width, noise = float(self.schedule.sigma_B[k]), float(self._sigma.value[k])
+        return f"blurred over {width:.1f} pixels, under noise of {noise:.2f}"

@@ -1,0 +1,121 @@
+"""Processes of blur and noise whose network predicts the noise: what lies between inverse heat and diffusion.
+
+Images are blurred in the cosine basis, u_hat_k = c + alpha_k (u_hat_0 - c) + sigma_k eps_hat, with alpha by level and
+frequency and sigma by level, both of which grow together; c is what is left of an image at the end.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import Tensor
+
+from ihdm.constant import Constant, rows
+from ihdm.heat import GridLaplacian
+from ihdm.processes.diagonal import Diagonal, EtaSteps
+from ihdm.processes.process import Batches, Network, Shape, fitting
+from ihdm.processes.spectrum import Spectrum, rotate
+
+SPECTRUM_MOST = 20_000  # images that the spectrum is measured on
+
+Skip = Literal["plain", "linear"]
+
+
+class NoisePredicting(Diagonal):
+    """A process that is known by its tables of alpha, (K + 1, *grid), and sigma, (K + 1,).
+
+    With the linear skip the network's answer is added to the best linear prediction of eps, in units of what that
+    leaves open, sqrt(P alpha^2 / (P alpha^2 + sigma^2)) for a coefficient of power P. Where a frequency is noise and
+    nothing else, eps is then known without a network: its mistakes there would be carried on and grow.
+    """
+
+    Sampling = EtaSteps
+
+    def __init__(
+        self, laplacian: GridLaplacian, alpha: Tensor, sigma: Tensor, sampling: EtaSteps, spectrum: Spectrum | None
+    ):
+        self.basis = self.laplacian = laplacian
+        self.K, self.sampling, self.spectrum = len(sigma) - 1, sampling, spectrum
+        self._alpha, self._sigma = Constant(alpha), Constant(sigma)
+        if spectrum is not None:
+            self._mean, self._axes, self._power = map(Constant, (spectrum.mean, spectrum.axes, spectrum.power))
+
+    @abstractmethod
+    def centre_like(self, u_hat: Tensor) -> Tensor:
+        """c, to go with `u_hat`."""
+
+    # Forward, and what the network learns
+
+    def alpha_at(self, k: Tensor, like: Tensor) -> Tensor:
+        return self._alpha.like(like)[k][:, None]
+
+    def sigma_at(self, k: Tensor, like: Tensor) -> Tensor:
+        return rows(self._sigma.like(like)[k], like)
+
+    def ratio(self, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
+        return self.alpha_at(k, like) / self.alpha_at(j, like)
+
+    def noised(self, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+        """u_k, a draw from q made from the noise eps."""
+        u_hat = self.basis.to_spectrum(u_0)
+        return self.basis.from_spectrum(self.mean_of(u_hat, k)) + self.sigma_at(k, u_0) * eps
+
+    def mean_of(self, u_hat: Tensor, k: Tensor) -> Tensor:
+        """What images with given coefficients are at level k, without their noise, in the spectrum."""
+        centre = self.centre_like(u_hat)
+        return centre + self.alpha_at(k, u_hat) * (u_hat - centre)
+
+    def loss(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+        """The mean squared error of the predicted noise, for each sample."""
+        u_k = self.noised(u_0, k, eps)
+        found = self.basis.from_spectrum(self.noise_of(network, u_k, self.basis.to_spectrum(u_k), k))
+        return (found - eps).square().flatten(1).mean(1)
+
+    def noise_of(self, network: Network, u_k: Tensor, u_hat_k: Tensor, k: Tensor) -> Tensor:
+        """E[eps | u_k], in the spectrum. The network sees x_k = 2 u_k - 1, made smaller where the noise is large."""
+        sigma = self.sigma_at(k, u_k)
+        answer = self.basis.to_spectrum(network((2 * u_k - 1) / (2 * sigma).clamp_min(1), k.expand(len(u_k))))
+        if self.spectrum is None:
+            return answer
+        axes, power = self._axes.like(u_k), self._power.like(u_k)
+        deviation = rotate(u_hat_k - self.mean_of(self._mean.like(u_k)[None], k), axes)
+        signal = power * self.alpha_at(k, u_k).square()
+        share = signal / (signal + sigma.square())  # of the variance: the signal's
+        eps = (1 - share) * deviation / sigma + share.sqrt() * rotate(answer, axes)
+        return rotate(eps, axes.mT)
+
+    # Back
+
+    def predict(self, network: Network, u_k: Tensor, u_hat_k: Tensor, k: Tensor, j: Tensor) -> Tensor:
+        """m_j, for the image that follows from the noise that the network sees."""
+        signal = u_hat_k - self.sigma_at(k, u_k) * self.noise_of(network, u_k, u_hat_k, k)
+        centre = self.centre_like(u_hat_k)
+        return centre + (signal - centre) / self.ratio(k, j, u_k)
+
+    def sampling_words(self) -> str:
+        order = ", second order" if self.remembers else ""
+        return f"{len(self.levels()) - 1} steps, eta {self.sampling.eta:g}{order}"
+
+    # Its state
+
+    def state(self) -> dict[str, Tensor]:
+        measured = vars(self.spectrum) if self.spectrum else {}
+        return {f"spectrum.{name}": tensor for name, tensor in measured.items()}
+
+
+def measured(laplacian: GridLaplacian, skip: Skip, batches: Batches) -> Spectrum | None:
+    """The spectrum of training images, if it is needed."""
+    return (
+        Spectrum.from_images(laplacian, batches(SPECTRUM_MOST, "measuring the spectrum")) if skip == "linear" else None
+    )
+
+
+def kept(state: Mapping[str, Tensor], skip: Skip, shape: Shape, **others: tuple[int | None, ...]) -> Spectrum | None:
+    """The spectrum as it was saved; ValueError if the state has not what it should have."""
+    shapes: dict[str, tuple[int | None, ...]] = {"mean": shape, "axes": (shape[0], shape[0]), "power": shape}
+    shapes = {f"spectrum.{name}": form for name, form in shapes.items()} if skip == "linear" else {}
+    fitting(state, shapes | {name.replace("_", ".", 1): form for name, form in others.items()})
+    found: dict[str, Any] = {name.removeprefix("spectrum."): state[name].double() for name in shapes}
+    return Spectrum(**found) if found else None

@@ -1,0 +1,32 @@
+"""Settings of how much is blurred, which several processes have."""
+
+from __future__ import annotations
+
+from ihdm.errors import UsageError
+from ihdm.processes.process import Shape
+from ihdm.schedule import Schedule
+
+
+class BlurWidths:
+    """K levels, from sigma_B_min pixels at level 1 to sigma_B_max at level K; None: by the size of images."""
+
+    K: int
+    sigma_B_min: float
+    sigma_B_max: float | None
+
+    def check_widths(self) -> None:
+        if self.sigma_B_max is not None and self.sigma_B_max <= self.sigma_B_min:
+            raise UsageError(
+                f"process.sigma_B_max ({self.sigma_B_max:g}) must be larger than "
+                f"process.sigma_B_min ({self.sigma_B_min:g})"
+            )
+
+    def schedule(self, grid: Shape) -> Schedule:
+        """The schedule on a grid; without a largest blur width, three quarters of the longer side."""
+        widest = self.sigma_B_max or 0.75 * max(grid)
+        if widest <= self.sigma_B_min:
+            raise UsageError(
+                f"process.sigma_B_max is {widest:g} for images of {tuple(grid)}, which must be larger than "
+                f"process.sigma_B_min ({self.sigma_B_min:g})"
+            )
+        return Schedule(self.K, widest, self.sigma_B_min)
