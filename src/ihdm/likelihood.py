@@ -27,6 +27,9 @@ ROUNDING = 1 / (255 * math.sqrt(12))  # the standard deviation of rounding to 8 
 LEAST = 1e-12  # probability that an 8-bit value is given at least
 
 
+SPREADS = 64  # that are compared to find the best, within a factor of 8 around the root mean square error
+
+
 @dataclass(frozen=True)
 class Row:
     """A bound by its name; delta_ratio: of the paper's steps that it is of, if it is."""
@@ -162,3 +165,10 @@ def bits_per_dimension(nats: Tensor, dimensions: int) -> Tensor:
 def standard_error(values: Tensor) -> float:
     """Of the mean over images."""
     return float(values.double().std() / math.sqrt(len(values))) if len(values) > 1 else math.nan
+
+
+def best_spread(u_0: Tensor, mean: Tensor) -> float:
+    """The standard deviation of a Gaussian around predicted images that explains 8-bit ones best."""
+    rms = max(float((u_0 - mean).square().mean().sqrt()), ROUNDING)
+    spreads = [rms * 8 ** (2 * i / (SPREADS - 1) - 1) for i in range(SPREADS)]
+    return min(spreads, key=lambda spread: float(discrete_nll(u_0, mean, spread).mean()))

@@ -47,8 +47,8 @@ class Blurring(NoisePredicting):
         self, settings: BlurringSettings, sampling: EtaSteps, laplacian: GridLaplacian, spectrum: Spectrum | None
     ):
         s = torch.arange(settings.K + 1, dtype=torch.float64) / settings.K
-        ends = math.atan(math.exp(-LOG_SNR / 2)), math.atan(math.exp(LOG_SNR / 2))
-        phi = torch.lerp(torch.tensor(ends[0]).double(), torch.tensor(ends[1]).double(), s)
+        first, last = math.atan(math.exp(-LOG_SNR / 2)), math.atan(math.exp(LOG_SNR / 2))
+        phi = first + (last - first) * s
         self.sigma_B = settings.sigma_B_max * (math.pi / 2 * s).sin().square()
         t = (self.sigma_B.square() / 2).view(-1, *[1] * len(laplacian.grid))
         alpha = phi.cos().view_as(t) * ((1 - FLOOR) * torch.exp(t * laplacian.eigenvalues) + FLOOR)
@@ -75,6 +75,14 @@ class Blurring(NoisePredicting):
     def start(self, noise: SeededNoise | InterpolatedNoise) -> Tensor:
         """x_K, a draw from N(0, I)."""
         return (1 + noise(self.K + 1)) / 2
+
+    def prior_divergence(self, u_0: Tensor) -> Tensor:
+        """D_KL[q(x_K | x_0) || N(0, I)]."""
+        level = torch.full((len(u_0),), self.K, device=u_0.device)
+        u_hat = self.basis.to_spectrum(u_0)
+        mean = 2 * (self.mean_of(u_hat, level) - self.centre_like(u_hat))
+        variance = (2 * self.sigma_at(level, u_hat)).square()
+        return ((mean.square() + variance - 1 - variance.log()) / 2).flatten(1).sum(1)
 
     @classmethod
     def summary(cls, settings: BlurringSettings, sampling: EtaSteps, shape: Shape) -> str:

@@ -7,7 +7,6 @@ and every state can be shown. The network sees x and predicts the noise in it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -17,10 +16,9 @@ from torch import Tensor
 
 from ihdm.basis import Pixels
 from ihdm.constant import Constant, rows
-from ihdm.errors import UsageError
-from ihdm.likelihood import Row, discrete_nll
 from ihdm.noise import InterpolatedNoise, SeededNoise
 from ihdm.processes.diagonal import Diagonal, EtaSteps
+from ihdm.processes.diagonal_bound import DiagonalBound, posterior_bound
 from ihdm.processes.process import Network, Shape
 from ihdm.settings import setting
 
@@ -84,7 +82,7 @@ class DDPM(Diagonal):
 
     def noised(self, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
         """u_k, a draw from q made from the noise eps."""
-        return self._mean(u_0, k) + self.sigma_at(k, u_0) * eps
+        return self.mean_of(u_0, k) + self.sigma_at(k, u_0) * eps
 
     def loss(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
         """The mean squared error of the predicted noise, for each sample: their L_simple."""
@@ -94,16 +92,20 @@ class DDPM(Diagonal):
         """The mean of level j for the image that follows from the noise that the network sees in x_k."""
         noise = self.sigma_at(k, u_k) * network(2 * u_k - 1, k.expand(len(u_k)))
         u_0 = (u_k - noise - self.centre) / self.alpha_at(k, u_k) + self.centre
-        return self._mean(u_0.clamp(0, 1) if self.sampling.clip else u_0, j)
+        return self.mean_of(u_0.clamp(0, 1) if self.sampling.clip else u_0, j)
 
     def start(self, noise: SeededNoise | InterpolatedNoise) -> Tensor:
         """x_K, a draw from N(0, I)."""
         return self.centre + noise(self.K + 1) / 2
 
-    def bounding(self, **options: Any) -> DiffusionBound:
-        if options:
-            raise UsageError(f"the bound of {self.title} is of the posterior's noise, without {', '.join(options)}")
-        return DiffusionBound(self)
+    def bounding(self, **options: Any) -> DiagonalBound:
+        return posterior_bound(self, options, spread=float(self._sigma.value[1]))
+
+    def prior_divergence(self, u_0: Tensor) -> Tensor:
+        """D_KL[q(x_K | x_0) || N(0, I)]."""
+        alpha_bar = self.alpha_bar[-1].to(u_0)
+        squares = alpha_bar * (2 * u_0 - 1).square()
+        return ((squares - alpha_bar - torch.log1p(-alpha_bar)) / 2).flatten(1).sum(1)
 
     @classmethod
     def summary(cls, settings: DiffusionSettings, sampling: DiffusionSampling, shape: Shape) -> str:
@@ -114,41 +116,3 @@ class DDPM(Diagonal):
 
     def sampling_words(self) -> str:
         return f"{len(self.levels()) - 1} steps, eta {self.sampling.eta:g}"
-
-    def _mean(self, u_0: Tensor, k: Tensor) -> Tensor:
-        """What u_k is without its noise."""
-        return self.centre + self.alpha_at(k, u_0) * (u_0 - self.centre)
-
-
-class DiffusionBound:
-    """The variational bound with the posterior's variance in every step (Ho et al., Eq. 5, 13)."""
-
-    rows = [Row("the posterior's variance")]  # noqa: RUF012 -- never changed
-
-    def __init__(self, process: DDPM):
-        self.process = process.with_sampling(eta=1.0, order=1)
-
-    def fit(self, network: Network, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Nothing to learn."""
-
-    def ask(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
-        """k > 1: D_KL[q(u_{k-1} | u_k, u_0) || p(u_{k-1} | u_k)]. k = 1: -log of the probability of 8-bit values."""
-        process, j = self.process, k - 1
-        u_k = process.noised(u_0, k, eps)
-        guess = process.predict(network, u_k, u_k, k, j)
-        found, true = (process.jump(u_k, m_j, k, j, torch.zeros_like(u_k)) for m_j in (guess, process._mean(u_0, j)))
-        sigma_k, sigma_j = process.sigma_at(k, u_0), process.sigma_at(j, u_0)
-        posterior = sigma_j * (1 - (process.ratio(k, j, u_0) * sigma_j / sigma_k).square()).sqrt()
-        first = (k == 1).view(-1, *[1] * (u_0.ndim - 1))
-        spread = torch.where(first, sigma_k, posterior)
-        divergence = ((true - found) / spread).square() / 2
-        return torch.where(first, discrete_nll(u_0, found, spread), divergence).flatten(1).sum(1, keepdim=True)
-
-    def terms(self, answers: Tensor, first: bool) -> Tensor:
-        return answers
-
-    def prior_terms(self, u_0: Tensor) -> Tensor:
-        """D_KL[q(x_K | x_0) || N(0, I)]."""
-        alpha_bar = self.process.alpha_bar[-1].to(u_0)
-        squares = alpha_bar * (2 * u_0 - 1).square()
-        return ((squares - alpha_bar - torch.log1p(-alpha_bar)) / 2).flatten(1).sum(1, keepdim=True)

@@ -83,6 +83,10 @@ class Diagonal(Process):
             ahead = m_j + self.slope(i.view(-1), k, j, u_k) * (self._coarser(m_j, k, j) - of_k)
         return self.basis.from_spectrum(self.jump(u_hat, ahead, k, j, self.basis.to_spectrum(eps))), m_j
 
+    def mean_of(self, u_hat_0: Tensor, k: Tensor) -> Tensor:
+        """What images with given coefficients are at level k, without their noise, in the spectrum."""
+        return self._coarser(u_hat_0, k, torch.zeros_like(k))
+
     def _coarser(self, m_j: Tensor, k: Tensor, j: Tensor) -> Tensor:
         """m_k, from m_j."""
         centre = self.centre_like(m_j)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ihdm.constant import rows
 from ihdm.heat import GridLaplacian
+from ihdm.likelihood import prior_term
 from ihdm.noise import InterpolatedNoise, SeededNoise
 from ihdm.prior import Prior
 from ihdm.processes.diagonal import EtaSteps
@@ -87,10 +88,6 @@ class GrowingHeat(NoisePredicting):
     def state(self) -> dict[str, Tensor]:
         return super().state() | {"prior.coefficients": self.prior.coefficients}
 
-    def centre_like(self, u_hat: Tensor) -> Tensor:
-        """Nothing: the mean of an image stays."""
-        return torch.zeros_like(u_hat[:1, :1])
-
     def start(self, noise: SeededNoise | InterpolatedNoise) -> Tensor:
         """u_K = F(t_K) u_0 + sigma_K eps, u_0 a training image of each row's own choice."""
         return self.near(noise.choice(len(self.prior)), noise(self.K + 1))
@@ -104,6 +101,11 @@ class GrowingHeat(NoisePredicting):
         eps = InterpolatedNoise(one, other, weight)(self.K + 1)
         start, end = (self.prior.means(noise.choice(len(self.prior))) for noise in (one, other))
         return torch.lerp(start, end, rows(weight, eps)) + float(self._sigma.value[-1]) * eps
+
+    def prior_divergence(self, u_0: Tensor) -> Tensor:
+        """D_KL[q(u_K | u_0) || p(u_K)], p being the blurred training images under the same noise."""
+        noise = float(self._sigma.value[-1])
+        return prior_term(self.prior, u_0, noise, [noise])[0]
 
     @classmethod
     def summary(cls, settings: GrowingSettings, sampling: EtaSteps, shape: Shape) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ihdm.constant import Constant
 from ihdm.errors import UsageError
-from ihdm.likelihood import ROUNDING, Row, discrete_nll, gaussian_kl, gaussian_nll, prior_term
+from ihdm.likelihood import ROUNDING, Row, best_spread, discrete_nll, gaussian_kl, gaussian_nll, prior_term
 from ihdm.processes.linear import LEAST_SIGMA
 from ihdm.processes.process import Network
 from ihdm.processes.spectrum import rotate
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 DENSITY, BY_FREQUENCY, DISCRETE = "exact", "exact, L_0 by frequency", "exact, L_0 discretised"
 KEPT = 64  # training images whose errors are kept to find the best spread of 8-bit values
-SPREADS = 64  # that are compared, within a factor of 8 around the root mean square error
 
 
 class HeatBound:
@@ -66,9 +65,7 @@ class HeatBound:
         variance = (squares / count).clamp_min(ROUNDING**2)
         self._variance = Constant(variance)
         u_0, mean = torch.cat(kept, dim=1)
-        rms = math.sqrt(float(variance.mean()))
-        spreads = [rms * 8 ** (2 * i / (SPREADS - 1) - 1) for i in range(SPREADS)]
-        self.spread = min(spreads, key=lambda spread: float(discrete_nll(u_0, mean, spread).mean()))
+        self.spread = best_spread(u_0, mean)
 
     def ask(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
         """|| e ||^2; the exact term; L_0 by frequency; L_0 of 8-bit values. The last two mean something for k = 1."""

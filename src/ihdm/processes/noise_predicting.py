@@ -6,7 +6,7 @@ frequency and sigma by level, both of which grow together; c is what is left of 
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -15,9 +15,11 @@ from torch import Tensor
 from ihdm.constant import Constant, rows
 from ihdm.heat import GridLaplacian
 from ihdm.processes.diagonal import Diagonal, EtaSteps
+from ihdm.processes.diagonal_bound import DiagonalBound, posterior_bound
 from ihdm.processes.process import Batches, Network, Shape, fitting
 from ihdm.processes.spectrum import Spectrum, rotate
 
+MOST_AHEAD = math.e  # that a change of the prediction is amplified by in second order
 SPECTRUM_MOST = 20_000  # images that the spectrum is measured on
 
 Skip = Literal["plain", "linear"]
@@ -42,10 +44,6 @@ class NoisePredicting(Diagonal):
         if spectrum is not None:
             self._mean, self._axes, self._power = map(Constant, (spectrum.mean, spectrum.axes, spectrum.power))
 
-    @abstractmethod
-    def centre_like(self, u_hat: Tensor) -> Tensor:
-        """c, to go with `u_hat`."""
-
     # Forward, and what the network learns
 
     def alpha_at(self, k: Tensor, like: Tensor) -> Tensor:
@@ -61,11 +59,6 @@ class NoisePredicting(Diagonal):
         """u_k, a draw from q made from the noise eps."""
         u_hat = self.basis.to_spectrum(u_0)
         return self.basis.from_spectrum(self.mean_of(u_hat, k)) + self.sigma_at(k, u_0) * eps
-
-    def mean_of(self, u_hat: Tensor, k: Tensor) -> Tensor:
-        """What images with given coefficients are at level k, without their noise, in the spectrum."""
-        centre = self.centre_like(u_hat)
-        return centre + self.alpha_at(k, u_hat) * (u_hat - centre)
 
     def loss(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
         """The mean squared error of the predicted noise, for each sample."""
@@ -94,9 +87,17 @@ class NoisePredicting(Diagonal):
         centre = self.centre_like(u_hat_k)
         return centre + (signal - centre) / self.ratio(k, j, u_k)
 
+    def slope(self, i: Tensor, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
+        """As ever, but alpha_j / alpha_k only up to a limit: beyond, mistakes of the prediction would be amplified."""
+        ratio = self.ratio(k, j, like)
+        return super().slope(i, k, j, like) * ratio * ratio.reciprocal().clamp_max(MOST_AHEAD)
+
     def sampling_words(self) -> str:
         order = ", second order" if self.remembers else ""
         return f"{len(self.levels()) - 1} steps, eta {self.sampling.eta:g}{order}"
+
+    def bounding(self, **options: Any) -> DiagonalBound:
+        return posterior_bound(self, options)
 
     # Its state
 

@@ -1,0 +1,61 @@
+"""Between inverse heat and diffusion: what new processes are when they are nothing new."""
+
+from __future__ import annotations
+
+import laws
+import pytest
+import torch
+
+from ihdm.processes import DDPM
+from ihdm.processes.blurring import Blurring, BlurringSettings
+from ihdm.processes.ddpm import DiffusionSettings
+from ihdm.processes.growing import FLOOR, GrowingHeat, GrowingSettings
+
+K = 20
+
+
+class Cosine(DDPM):
+    """Diffusion with log(alpha^2 / sigma^2) = -2 log tan(phi), phi even between where that is 10 and -10."""
+
+    @property
+    def alpha_bar(self):
+        first, last = (torch.tensor(float(sign) * 5, dtype=torch.float64).exp().atan() for sign in (-1, 1))
+        phi = first + (last - first) * torch.arange(K + 1) / K
+        return torch.cat([torch.ones(1, dtype=torch.float64), phi[1:].cos().square()])
+
+
+def network(x, k):
+    return 0.3 * x.roll(1, -1) - 0.1 * x.square() + k.view(-1, 1, 1, 1) / K
+
+
+@pytest.mark.parametrize("sampling", [{}, {"eta": 0.0}, {"eta": 0.5, "order": 2}])
+def test_without_blur_it_is_diffusion_with_the_cosine_schedule(sampling):
+    blurring = Blurring(BlurringSettings(K, 0.0), Blurring.Sampling(**sampling), laws.LAPLACIAN, None)
+    diffusion = Cosine(DiffusionSettings(K), DDPM.Sampling(clip=False, **sampling))
+    u_0, eps = laws.draws(6), laws.white(6, 1)
+    k = torch.tensor([1, 2, 5, 10, 19, 20])
+    torch.testing.assert_close(blurring.noised(u_0, k, eps), diffusion.noised(u_0, k, eps))
+    torch.testing.assert_close(blurring.loss(network, u_0, k, eps), diffusion.loss(network, u_0, k, eps))
+    for k, j in ((20, 13), (5, 4), (1, 0)):
+        levels = torch.full((6,), k), torch.full((6,), j)
+        torch.testing.assert_close(
+            blurring.step(network, u_0, *levels, eps), diffusion.step(network, u_0, *levels, eps)
+        )
+    torch.testing.assert_close(blurring.prior_divergence(u_0), diffusion.prior_divergence(u_0))
+
+
+def test_noise_that_does_not_grow_is_the_papers():
+    settings = GrowingSettings(K, 0.02, 0.0, 0.1, 3.0)
+    schedule = settings.schedule(laws.GRID)
+    assert settings.noise(schedule).tolist() == [0.0] + [0.02] * K
+    paper, case = laws.heat("identity", K).process, laws.growing("plain", K).process
+    process = GrowingHeat(settings, GrowingHeat.Sampling(), case.prior)
+    u_0, eps, k = laws.draws(4), laws.white(4, 1), torch.tensor([1, 5, 10, 20])
+    torch.testing.assert_close(process.noised(u_0, k, eps), paper.noised(u_0, k, eps), atol=2 * FLOOR, rtol=0)
+
+
+def test_noise_grows_with_the_blur():
+    settings = GrowingSettings(K, 0.01, 1.5, 0.5, 24.0)
+    noise, widths = settings.noise(settings.schedule((32, 32))), settings.schedule((32, 32)).sigma_B
+    torch.testing.assert_close(noise[1:], 0.01 * (widths[1:] / 0.5) ** 1.5)
+    assert float(noise[0]) == 0 and float(noise[-1]) == pytest.approx(3.325, abs=0.01)
