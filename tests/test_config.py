@@ -266,10 +266,15 @@ def test_every_setting_is_read_somewhere():
 
 @pytest.mark.parametrize("kind", list(PROCESSES))
 def test_every_setting_of_a_process_is_read_by_it(kind):
-    """In the files of its class and of those that it is made from, as `settings.key` and `sampling.key`."""
+    """In the files of its class and of those that it is made from, as `settings.key` and `sampling.key`.
+
+    Or by what its settings are made from, as `self.key`.
+    """
     process = PROCESSES[kind]
     files = {inspect.getfile(cls) for cls in process.__mro__ if cls.__module__.startswith("ihdm.")}
     reads = {read for file in files for read in attribute_reads(ast.parse(Path(file).read_text()))}
+    parents = [cls for cls in process.Settings.__mro__[1:] if cls.__module__.startswith("ihdm.")]
+    reads |= {f"settings.{read}" for cls in parents for read in attribute_reads(ast.parse(inspect.getsource(cls)))}
     for section, settings in (("settings", process.Settings()), ("sampling", process.Sampling())):
         for key in vars(settings):
             assert f"{section}.{key}" in reads, f"{section}.{key} of {kind} is never read"
