@@ -16,8 +16,8 @@ ROOT = Path(ihdm.__file__).parent
 
 FLOORS = [  # a module imports from its own floor or those before it
     {"errors", "cache", "heat", "schedule", "noise", "kernels", "pixels", "workers", "writer", "stopping", "plots"}
-    | {"torch_archive", "sharding", "settings", "registry", "constant", "basis", "earlier"},
-    {"networks", "prior", "processes", "sampler", "likelihood", "restoration"},
+    | {"torch_archive", "sharding", "settings", "registry", "constant", "basis", "earlier", "blurs"},
+    {"networks", "prior", "processes", "sampler", "likelihood", "restoration", "judgement"},
     {"config", "optimisation", "pictures"},
     {"data", "engine", "checkpoint", "metrics"},
     {"memory", "model_folder"},

@@ -185,6 +185,10 @@ class Restoring(Protocol):
 
     def guided(self, hold: Hold) -> Process: ...
 
+    def surprise(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+        """How much worse than it could be the network predicts each image from level k, a term of its bound."""
+        ...
+
 
 @runtime_checkable
 class FromImages(Protocol):
