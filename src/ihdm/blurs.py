@@ -102,3 +102,4 @@ KINDS: dict[str, Callable[[int, float], Tensor] | None] = {
     "Gaussian, mirrored": partial(sampled, border="mirror"),
     "Gaussian, wrapped": partial(sampled, border="wrap"),
 }
+COMMONEST = ("Gaussian", "three boxes")

@@ -11,6 +11,7 @@ from ihdm import __version__
 from ihdm.config import presets
 from ihdm.errors import IhdmError, unknown
 from ihdm.verbs.app import app
+from ihdm.verbs.calibrate import calibrate
 from ihdm.verbs.convert import convert
 from ihdm.verbs.demo import demo
 from ihdm.verbs.evaluate import evaluate
@@ -31,6 +32,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "train": train,
     "sample": sample,
     "restore": restore,
+    "calibrate": calibrate,
     "likelihood": likelihood,
     "evaluate": evaluate,
     "study": study,

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ihdm.blurs import COMMONEST
 from ihdm.likelihood import ROUNDING
 from ihdm.noise import SeededNoise
 from ihdm.processes import Network, Process, Restoring, restoring
 from ihdm.restoration import HOPELESS, Guess, Guided, Observation, likely, observation, within
 from ihdm.sampler import chain, last, reverse_step
 
-STEPS = 8  # exact ones, to restore an image for its judgement
 TRIED = 3  # kinds of blur that are restored, if they are likely enough
 VERSIONS = 2  # restored of each width, at last
 NEAR, NEARER = 0.03, 0.01  # relative distances of neighbouring widths, at first and at last
@@ -32,6 +32,10 @@ WIDE = 0.02  # an interval of widths is taken to be no wider than this, relative
 ALLOWED = 0.05  # how much worse than the best the score of a width in the interval may be (docs/studies/restore.md)
 SHARES = (0.08, 0.16, 0.28, 0.4, 0.52, 0.64, 0.76, 0.92)  # levels, as shares of K, at which images are to be known
 UNUSUAL = 0.05  # of images held out from training, called unlike what the model knows
+LEAST_SURPRISE = 1e-9
+GROUPS = 12  # levels of blur to calibrate at
+BLURRED = 0.7  # of the levels are for images that can be restored; beyond, too little is left of them
+ALMOST_NONE = "less than 1% of the images held out from training are as unusual"
 
 
 @dataclass(frozen=True)
@@ -127,20 +131,39 @@ class Judge:
         seen = [observation(self.blurs, image, replace(guess, width=width)) for width in widths]
         return x, self.scores([replace(one, level=level) for one in seen], versions)
 
-    def features(self, seen: Observation) -> Tensor:
-        """What is to be compared with images that the model knows: the log of surprise at several levels."""
-        images = self.restored([seen], VERSIONS)[0] if seen.level else seen.image[None].float()
+    def verdict(self, familiar: Familiar | None, seen: Observation) -> Verdict:
+        """Whether an image, as it is restored, is like those that the model was calibrated on, or its negative is."""
+        if familiar is None:
+            return Verdict(None)
+        share = familiar.share(self.features(seen)[0], seen.level / self.process.K)
+        if share >= UNUSUAL:
+            return Verdict(share)
+        negative = observation(self.blurs, 1 - seen.image, likely(self.blurs, 1 - seen.image)[0])
+        fits = familiar.share(self.features(negative)[0], negative.level / self.process.K) >= UNUSUAL
+        return Verdict(share, fits)
+
+    def features(self, *seen: Observation) -> Tensor:
+        """What is to be compared with images that the model knows, of observations of one level, (observations, F).
+
+        The log of surprise at several levels, the mean over restored versions.
+        """
+        sharp = torch.stack([one.image for one in seen]).float()[:, None]
+        images = self.restored(seen, VERSIONS) if seen[0].level else sharp
         levels = sorted({max(1, round(share * self.process.K)) for share in SHARES})
-        return self.surprise(images, levels).clamp_min(1e-9).log().mean(0)
+        surprise = self.surprise(images.flatten(0, 1), levels).clamp_min(LEAST_SURPRISE)
+        return surprise.log().unflatten(0, (len(seen), -1)).mean(1)
 
 
 def hopeful(guesses: Sequence[Guess]) -> list[Guess]:
-    """The likeliest few, without those that are the same in effect, such as two borders around a black margin."""
+    """The likeliest few, the likeliest first, and the two commonest kinds of blur however unlikely they are.
+
+    Without those that are the same in effect, such as two borders around a black margin.
+    """
     found: list[Guess] = []
     for guess in guesses:
-        likely_enough = guess.log_likelihood > guesses[0].log_likelihood - HOPELESS
-        alike = (abs(guess.log_likelihood - other.log_likelihood) < ALIKE for other in found)
-        if likely_enough and len(found) < TRIED and not any(alike):
+        likely_enough = guess.log_likelihood > guesses[0].log_likelihood - HOPELESS and len(found) < TRIED
+        alike = any(abs(guess.log_likelihood - other.log_likelihood) < ALIKE for other in found)
+        if (likely_enough or guess.kind in COMMONEST) and not alike:
             found.append(guess)
     return found
 
@@ -207,17 +230,42 @@ class Familiar:
         return found
 
 
-Progress = Callable[[Iterable[int]], Iterable[int]]
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a model knows such images; inverted: whether it knows the negative.
+
+    share: of the images held out from training, how many are as unusual; None: that is unknown.
+    """
+
+    share: float | None
+    inverted: bool = False
+
+    @property
+    def unusual(self) -> bool:
+        return self.share is not None and self.share < UNUSUAL
+
+    @property
+    def words(self) -> str:
+        if self.share is None:
+            return "whether the model knows such images is not known: it was not calibrated (ihdm calibrate)"
+        as_unusual = f"{self.share:.0%} of the images held out from training are as unusual"
+        if self.unusual:
+            return f"this does not look like what the model knows: {as_unusual if self.share >= 0.01 else ALMOST_NONE}"
+        return f"this looks like what the model knows: {as_unusual}"
+
+
+Progress = Callable[[Sequence[Tensor]], Iterable[Tensor]]
 
 
 def calibrate(judge: Judge, images: Tensor, progress: Progress = iter) -> Familiar:
-    """From sharp held-out images (N, C, H, W) in [0, 1], each blurred to a level of its own and rounded to 8 bits."""
+    """From sharp held-out images (N, C, H, W) in [0, 1], blurred to several levels and rounded to 8 bits."""
     K, features, levels = judge.process.K, [], []
-    for i in progress(range(len(images))):
-        level = 1 + int((i + 0.5) / len(images) * 0.7 * K) if K > 1 else 1
+    for i, some in enumerate(progress([images[i::GROUPS] for i in range(min(GROUPS, len(images)))])):
+        level = 1 + int(i / GROUPS * BLURRED * K)
         width = float(judge.blurs.schedule.sigma_B[level])
-        blurred = judge.blurs.laplacian.dissipate(images[i : i + 1].cpu().double(), width**2 / 2)
-        seen = observation(judge.blurs, (255 * blurred).round()[0] / 255, Guess(0.0, width, "Gaussian", ROUNDING, 0))
-        features.append(judge.features(seen))
-        levels.append(level / K)
-    return Familiar.calibrated(torch.stack(features), torch.tensor(levels).double())
+        blurred = (255 * judge.blurs.laplacian.dissipate(some.cpu().double(), width**2 / 2)).round() / 255
+        guess = Guess(0.0, width, "Gaussian", ROUNDING, 0)
+        features.append(judge.features(*(observation(judge.blurs, image, guess) for image in blurred)))
+        levels += [level / K] * len(some)
+    order = torch.randperm(len(levels), generator=torch.Generator().manual_seed(0))  # each half has all levels
+    return Familiar.calibrated(torch.cat(features)[order], torch.tensor(levels).double()[order])

@@ -57,6 +57,11 @@ class Observation:
     N: Tensor
     interval: tuple[float, float] | None = None
 
+    @property
+    def width_words(self) -> str:
+        """The interval of widths, if one is known, else the width."""
+        return "{:.2f} to {:.2f}".format(*self.interval) if self.interval else f"{self.width:.2f}"
+
     def predict(self, t: float) -> tuple[Tensor, Tensor]:
         """The best linear estimate of the coefficients of F(t) u_0 (Wiener's), and its mean squared error."""
         right = self.rows.right, self.columns.right

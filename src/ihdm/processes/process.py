@@ -179,6 +179,7 @@ class Restoring(Protocol):
     spectra: tuple[Spectrum, ...]
 
     restored_by: dict[str, Any]  # how to sample when restoring, unless told otherwise
+    judged_by: dict[str, Any]  # how to restore quickly, to judge a blur by what comes out
 
     @property
     def start_noise(self) -> float: ...

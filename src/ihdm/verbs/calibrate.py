@@ -1,0 +1,53 @@
+"""`ihdm calibrate`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from tyro.conf import OmitArgPrefixes
+
+from ihdm.errors import UsageError
+from ihdm.verbs.words import AS_USUAL, Computing, ModelName, Source, execution
+
+LEAST = 40  # images that say how images differ
+
+
+def calibrate(
+    model: ModelName,
+    /,
+    data: Source,
+    n: int = 240,
+    resize: bool = False,
+    computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
+) -> None:
+    """Learn from held-out images what the model knows, so that restore can say of a picture that it does not.
+
+    Args:
+        model: a model folder or a run folder; familiar.json is written to it
+        data: what it was trained on: a named set, a folder, zip, tar, idx, npy or npz file of images, or hf:NAME
+        n: how many held-out images, evenly spaced
+        resize: bring the images to the model's size and channels, as in training with data.size and data.channels
+    """
+    if n < LEAST:
+        raise UsageError(f"--n must be at least {LEAST}")
+    from tqdm import tqdm
+
+    from ihdm import evaluation, judgement
+    from ihdm.data import evenly_spaced
+    from ihdm.engine import choose_device, keep_freed_memory, placed
+    from ihdm.model import Model
+    from ihdm.model_folder import FAMILIAR, locate, write_familiar
+    from ihdm.pixels import to_unit
+
+    keep_freed_memory()
+    place = choose_device(computing.device)
+    loaded = Model.from_pretrained(model)
+    loaded.judge()  # refuses what cannot be
+    images = evaluation.images_for(loaded, data, resize).held_out
+    if len(images) < LEAST:
+        raise UsageError(f"{data} has {len(images)} images held out from training; at least {LEAST} are needed")
+    some = to_unit(images[evenly_spaced(len(images), min(n, len(images)))])
+    judge = placed(loaded, place).judge(execution(computing, place, loaded.config.shape))
+    found = judgement.calibrate(judge, some, lambda parts: tqdm(parts, "calibrating", unit="level", leave=False))
+    write_familiar(locate(model), found)
+    print(locate(model) / FAMILIAR)
