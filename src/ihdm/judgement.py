@@ -32,7 +32,7 @@ WIDE = 0.02  # an interval of widths is taken to be no wider than this, relative
 ALLOWED = 0.05  # how much worse than the best the score of a width in the interval may be (docs/studies/restore.md)
 SHARES = (0.08, 0.16, 0.28, 0.4, 0.52, 0.64, 0.76, 0.92)  # levels, as shares of K, at which images are to be known
 UNUSUAL = 0.05  # of images held out from training, called unlike what the model knows
-LEAST_SURPRISE = 1e-9
+LEAST_SURPRISE, LEAST_VARIANCE = 1e-9, 1e-5
 GROUPS = 12  # levels of blur to calibrate at
 BLURRED = 0.7  # of the levels are for images that can be restored; beyond, too little is left of them
 ALMOST_NONE = "less than 1% of the images held out from training are as unusual"
@@ -145,13 +145,17 @@ class Judge:
     def features(self, *seen: Observation) -> Tensor:
         """What is to be compared with images that the model knows, of observations of one level, (observations, F).
 
-        The log of surprise at several levels, the mean over restored versions.
+        The log of surprise at several levels, the mean over restored versions; contrast and brightness of what is seen.
         """
-        sharp = torch.stack([one.image for one in seen]).float()[:, None]
-        images = self.restored(seen, VERSIONS) if seen[0].level else sharp
+        given = torch.stack([one.image for one in seen])
+        images = self.restored(seen, VERSIONS) if seen[0].level else given.float()[:, None]
         levels = sorted({max(1, round(share * self.process.K)) for share in SHARES})
         surprise = self.surprise(images.flatten(0, 1), levels).clamp_min(LEAST_SURPRISE)
-        return surprise.log().unflatten(0, (len(seen), -1)).mean(1)
+        light = given.flatten(1)
+        contrast = (light.std(1) + ROUNDING).log()
+        return torch.cat(
+            [surprise.log().unflatten(0, (len(seen), -1)).mean(1), torch.stack([contrast, light.mean(1)], 1)], 1
+        )
 
 
 def hopeful(guesses: Sequence[Guess]) -> list[Guess]:
@@ -198,7 +202,7 @@ class Familiar:
         fit, rest = slice(0, None, 2), slice(1, None, 2)
         mean = torch.linalg.lstsq(design[fit], features[fit]).solution
         deviation = features[fit] - design[fit] @ mean
-        covariance = deviation.mT @ deviation / len(deviation) + 1e-3 * torch.eye(features.shape[1]).double()
+        covariance = deviation.mT @ deviation / len(deviation) + LEAST_VARIANCE * torch.eye(len(mean[0])).double()
         found = cls(mean.tolist(), torch.linalg.inv(covariance).tolist(), [])
         distances = torch.tensor([found.distance(f, float(level)) for f, level in zip(features[rest], levels[rest])])
         quantiles = distances.double().quantile(torch.linspace(0, 1, 101).double()).tolist()

@@ -18,7 +18,7 @@ from ihdm.studies.strangers import BORDERS, by_pillow, by_scipy, strangers
 RADII = 0.054, 0.143  # of other programs' blurs, as shares of the longer side: 1.5 to 4 pixels of 28
 CLOSE = 1.0  # dB
 ALARMS = 0.05  # that may be false
-UNKNOWN, STRANGERS = 48, 26  # images of an unknown width; pictures of each kind that the model does not know
+UNKNOWN, STRANGERS = 40, 26  # images of an unknown width; pictures of each kind that the model does not know
 
 
 def unknown_widths(lab: Lab, model: Model) -> dict[str, dict[str, float]]:
