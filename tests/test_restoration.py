@@ -454,7 +454,7 @@ def test_the_width_of_a_large_image_is_found_in_two_seconds():
 def digits() -> tuple[Model, torch.Tensor]:
     """The shipped model, and digits such as it knows: its own."""
     model = Model.from_pretrained("mnist")
-    return model, to_bytes(model.sample(2, seed=4, steps=10))
+    return model, to_bytes(model.sample(2, seed=4))
 
 
 def test_the_network_finds_the_width_that_the_spectrum_cannot(digits):

@@ -138,7 +138,9 @@ class Judge:
         share = familiar.share(self.features(seen)[0], seen.level / self.process.K)
         if share >= UNUSUAL:
             return Verdict(share)
-        negative = observation(self.blurs, 1 - seen.image, likely(self.blurs, 1 - seen.image)[0])
+        image = 1 - seen.image
+        told = None if seen.interval else observation(self.blurs, image, likely(self.blurs, image, seen.width)[0])
+        negative = told or self.observe(image)
         fits = familiar.share(self.features(negative)[0], negative.level / self.process.K) >= UNUSUAL
         return Verdict(share, fits)
 
