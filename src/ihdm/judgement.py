@@ -131,17 +131,17 @@ class Judge:
         seen = [observation(self.blurs, image, replace(guess, width=width)) for width in widths]
         return x, self.scores([replace(one, level=level) for one in seen], versions)
 
-    def verdict(self, familiar: Familiar | None, seen: Observation) -> Verdict:
+    def verdict(self, familiar: Familiar | None, seen: Observation, negative: bool = True) -> Verdict:
         """Whether an image, as it is restored, is like those that the model was calibrated on, or its negative is."""
         if familiar is None:
             return Verdict(None)
         share = familiar.share(self.features(seen)[0], seen.level / self.process.K)
-        if share >= UNUSUAL:
+        if share >= UNUSUAL or not negative:
             return Verdict(share)
         image = 1 - seen.image
         told = None if seen.interval else observation(self.blurs, image, likely(self.blurs, image, seen.width)[0])
-        negative = told or self.observe(image)
-        fits = familiar.share(self.features(negative)[0], negative.level / self.process.K) >= UNUSUAL
+        other = told or self.observe(image)
+        fits = familiar.share(self.features(other)[0], other.level / self.process.K) >= UNUSUAL
         return Verdict(share, fits)
 
     def features(self, *seen: Observation) -> Tensor:

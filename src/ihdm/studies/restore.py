@@ -28,7 +28,7 @@ WAYS = ("blurred", "Wiener", "sample", "mean")
 def study(lab: Lab) -> Findings:
     model = lab.model()
     laplacian = restoring(model.process).laplacian
-    count, samples = (4, 4) if lab.quick else (12, 8)
+    count, samples = (4, 4) if lab.quick else (8, 8)
     truth = to_unit(lab.images.held_out[evenly_spaced(len(lab.images.held_out), count)])
     sides = [share * max(lab.images.shape[1:]) for share in (SHARES[1::2] if lab.quick else SHARES)]
     widths = [round(side, 1) for side in sides]
