@@ -27,7 +27,7 @@ STRANGERS = 26  # pictures of each kind that the model does not know
 def unknown_widths(lab: Lab, model: Model) -> dict[str, dict[str, float]]:
     """Of held-out images blurred by other programs: what not knowing the width costs, and what intervals are worth."""
     judge = model.judge(lab.execution.quiet())
-    count, longest = 4 if lab.quick else UNKNOWN.get(lab.device.type, UNKNOWN["cpu"]), max(lab.images.shape[1:])
+    count, longest = 2 if lab.quick else UNKNOWN.get(lab.device.type, UNKNOWN["cpu"]), max(lab.images.shape[1:])
     radii = (longest * torch.linspace(*RADII, count)).tolist()
     held_out = _fresh(lab.images.held_out, count)
     rows: dict[str, list[list[float]]] = {"Pillow": [], "scipy": []}
@@ -73,8 +73,8 @@ def width_words(unknown: dict[str, dict[str, float]]) -> str:
 def trust(lab: Lab, model: Model) -> dict[str, Any]:
     """How many pictures of other kinds are flagged, at each rate of false alarms on held-out images."""
     judge, held_out = model.judge(lab.execution.quiet()), lab.images.held_out
-    count, longest = (4 if lab.quick else STRANGERS), max(lab.images.shape[1:])
-    familiar = model.familiar or calibrate(judge, to_unit(held_out[_taken(len(held_out))]))
+    count, longest = (2 if lab.quick else STRANGERS), max(lab.images.shape[1:])
+    familiar = model.familiar or calibrate(judge, to_unit(held_out[_taken(len(held_out))[:: 4 if lab.quick else 1]]))
     fresh = _fresh(held_out, 4 * count)
     distances: dict[str, list[float]] = {}
     for name, images in ({"held out": fresh} | strangers(fresh, count)).items():
