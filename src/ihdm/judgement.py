@@ -261,17 +261,21 @@ class Verdict:
 
 
 Progress = Callable[[Sequence[Tensor]], Iterable[Tensor]]
+Blur = Callable[[Tensor, float], Tensor]  # a uint8 image (C, H, W) and a width: the image blurred, in [0, 1]
 
 
-def calibrate(judge: Judge, images: Tensor, progress: Progress = iter) -> Familiar:
-    """From sharp held-out images (N, C, H, W) in [0, 1], blurred to several levels and rounded to 8 bits."""
+def calibrate(judge: Judge, images: Tensor, blurs: Sequence[Blur], progress: Progress = iter) -> Familiar:
+    """From sharp held-out images (N, C, H, W), uint8, blurred to several levels, in turns in several ways.
+
+    The width is known, the kind of blur is not.
+    """
     K, features, levels = judge.process.K, [], []
     for i, some in enumerate(progress([images[i::GROUPS] for i in range(min(GROUPS, len(images)))])):
         level = 1 + int(i / GROUPS * BLURRED * K)
         width = float(judge.blurs.schedule.sigma_B[level])
-        blurred = (255 * judge.blurs.laplacian.dissipate(some.cpu().double(), width**2 / 2)).round() / 255
-        guess = Guess(0.0, width, "Gaussian", ROUNDING, 0)
-        features.append(judge.features(*(observation(judge.blurs, image, guess) for image in blurred)))
+        blurred = [blurs[n % len(blurs)](image, width).double() for n, image in enumerate(some)]
+        seen = [observation(judge.blurs, y, likely(judge.blurs, y, width)[0]) for y in blurred]
+        features.append(judge.features(*(replace(one, spectrum=seen[0].spectrum) for one in seen)))
         levels += [level / K] * len(some)
     order = torch.randperm(len(levels), generator=torch.Generator().manual_seed(0))  # each half has all levels
     return Familiar.calibrated(torch.cat(features)[order], torch.tensor(levels).double()[order])

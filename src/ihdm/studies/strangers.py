@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,9 @@ def by_scipy(image: Tensor, radius: float, border: str) -> Tensor:
     rows, columns = (sampled(n, radius, border) for n in image.shape[1:])
     halfway = (rows @ image.double() + 1e-9).floor()
     return to_unit((halfway @ columns.mT + 1e-9).floor().byte())
+
+
+WAYS = (by_pillow, partial(by_scipy, border="reflect"))  # to blur what a model is to know
 
 
 def strangers(held_out: Tensor, count: int) -> dict[str, Tensor]:

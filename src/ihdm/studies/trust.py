@@ -14,12 +14,12 @@ from ihdm.model import Model
 from ihdm.pixels import to_unit
 from ihdm.restoration import DOUBT, likely, observation
 from ihdm.studies.lab import Lab
-from ihdm.studies.strangers import BORDERS, by_pillow, by_scipy, strangers
+from ihdm.studies.strangers import BORDERS, WAYS, by_pillow, by_scipy, strangers
 
 RADII = 0.054, 0.143  # of other programs' blurs, as shares of the longer side: 1.5 to 4 pixels of 28
 CLOSE = 1.0  # dB
 ALARMS = 0.05  # that may be false
-UNKNOWN = {"cuda": 200, "cpu": 24}  # images of an unknown width: each takes about ten seconds of a core
+UNKNOWN = {"cuda": 200, "cpu": 40}  # images of an unknown width: each takes about ten seconds of a core
 CALIBRATED = 240  # held-out images that ihdm calibrate takes, unless told otherwise
 STRANGERS = 26  # pictures of each kind that the model does not know
 
@@ -74,7 +74,8 @@ def trust(lab: Lab, model: Model) -> dict[str, Any]:
     """How many pictures of other kinds are flagged, at each rate of false alarms on held-out images."""
     judge, held_out = model.judge(lab.execution.quiet()), lab.images.held_out
     count, longest = (2 if lab.quick else STRANGERS), max(lab.images.shape[1:])
-    familiar = model.familiar or calibrate(judge, to_unit(held_out[_taken(len(held_out))[:: 4 if lab.quick else 1]]))
+    taken = _taken(len(held_out))[:: 4 if lab.quick else 1]
+    familiar = model.familiar or calibrate(judge, held_out[taken], WAYS)
     fresh = _fresh(held_out, 4 * count)
     distances: dict[str, list[float]] = {}
     for name, images in ({"held out": fresh} | strangers(fresh, count)).items():

@@ -37,7 +37,7 @@ def calibrate(
     from ihdm.engine import choose_device, keep_freed_memory, placed
     from ihdm.model import Model
     from ihdm.model_folder import FAMILIAR, locate, write_familiar
-    from ihdm.pixels import to_unit
+    from ihdm.studies.strangers import WAYS
 
     keep_freed_memory()
     place = choose_device(computing.device)
@@ -46,8 +46,8 @@ def calibrate(
     images = evaluation.images_for(loaded, data, resize).held_out
     if len(images) < LEAST:
         raise UsageError(f"{data} has {len(images)} images held out from training; at least {LEAST} are needed")
-    some = to_unit(images[evenly_spaced(len(images), min(n, len(images)))])
+    some = images[evenly_spaced(len(images), min(n, len(images)))]
     judge = placed(loaded, place).judge(execution(computing, place, loaded.config.shape))
-    found = judgement.calibrate(judge, some, lambda parts: tqdm(parts, "calibrating", unit="level", leave=False))
+    found = judgement.calibrate(judge, some, WAYS, lambda parts: tqdm(parts, "calibrating", unit="level", leave=False))
     write_familiar(locate(model), found)
     print(locate(model) / FAMILIAR)
