@@ -16,8 +16,9 @@ ROOT = Path(ihdm.__file__).parent
 
 FLOORS = [  # a module imports from its own floor or those before it
     {"errors", "cache", "heat", "schedule", "noise", "kernels", "pixels", "workers", "writer", "stopping", "plots"}
-    | {"torch_archive", "sharding", "settings", "registry", "constant", "basis", "earlier", "disk", "progress"},
-    {"networks", "prior", "processes", "sampler", "likelihood", "restoration"},
+    | {"torch_archive", "sharding", "settings", "registry", "constant", "basis", "earlier", "disk", "progress"}
+    | {"blurs"},
+    {"networks", "prior", "processes", "sampler", "likelihood", "restoration", "judgement"},
     {"config", "optimisation", "pictures"},
     {"data", "engine", "checkpoint", "metrics"},
     {"memory", "model_folder"},

@@ -13,6 +13,7 @@ from ihdm import __version__
 from ihdm.config import presets, shipped
 from ihdm.errors import IhdmError, unknown
 from ihdm.verbs.app import app
+from ihdm.verbs.calibrate import calibrate
 from ihdm.verbs.convert import convert
 from ihdm.verbs.demo import demo
 from ihdm.verbs.evaluate import evaluate
@@ -34,6 +35,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "train": train,
     "sample": sample,
     "restore": restore,
+    "calibrate": calibrate,
     "likelihood": likelihood,
     "evaluate": evaluate,
     "study": study,
@@ -90,10 +92,8 @@ def _overview() -> str:
 
     verbs = {verb: (function.__doc__ or "").splitlines()[0] for verb, function in VERBS.items()}
     return f"""ihdm {__version__}: generative modelling with inverse heat dissipation
-
 usage: ihdm COMMAND ...      (ihdm COMMAND --help says more)
 
-commands:
 {table(verbs)}
 
 {wrapped("models that are here", shipped())}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ihdm.data import Images, spread, unit_batches
 from ihdm.errors import IhdmError, UsageError
 from ihdm.execution import Execution, Runner
+from ihdm.judgement import Familiar, Judge, Verdict
 from ihdm.model_folder import (
     CONFIG,
     PRIOR,
@@ -21,9 +22,11 @@ from ihdm.model_folder import (
     check_weights,
     locate,
     read_config,
+    read_familiar,
     read_tensors,
     write_card,
     write_config,
+    write_familiar,
     write_tensors,
 )
 from ihdm.networks import build_network, weight_shapes
@@ -50,6 +53,7 @@ class Model(nn.Module):
     def __init__(self, config: ModelConfig, process: Process, network: nn.Module):
         super().__init__()
         self.config, self.process, self.network = config, process, network
+        self.familiar: Familiar | None = None  # what it was calibrated to (ihdm calibrate)
 
     @classmethod
     def from_images(cls, config: ModelConfig, images: Images) -> Model:
@@ -70,7 +74,9 @@ class Model(nn.Module):
     def sampled(self, **sampling: Any) -> Model:
         """The same model, which samples in another way unless told otherwise."""
         process = self.process.with_sampling(**sampling)
-        return Model(replace(self.config, sampling=process.sampling), process, self.network)
+        model = Model(replace(self.config, sampling=process.sampling), process, self.network)
+        model.familiar = self.familiar
+        return model
 
     @property
     def device(self) -> torch.device:
@@ -179,6 +185,21 @@ class Model(nn.Module):
             )
         return observe(restoring(self.process), image, blur_width)
 
+    def settled(self, image: Tensor, blur_width: float | None = None, execution: Execution = USUAL) -> Observation:
+        """The same, but that a width is chosen by how plausible the network finds what it makes of the image."""
+        seen = self.observation(image, blur_width)
+        return seen if blur_width is not None or not seen.level else self.judge(execution).observe(seen.image)
+
+    def verdict(self, seen: Observation, execution: Execution = USUAL) -> Verdict:
+        """Whether a blurred image looks like those that the model knows."""
+        return self.judge(execution).verdict(self.familiar, seen)
+
+    def judge(self, execution: Execution = USUAL) -> Judge:
+        """The network, to judge blurs and images by."""
+        runner = self.runner(execution)
+        process = self.process.with_sampling(**restoring(self.process).judged_by)
+        return Judge(process, runner.network, self.config.shape, self.device, runner.size(BATCH))
+
     def restoring_process(self, **sampling: Any) -> Process:
         """The process as it restores best, unless told otherwise, however the model samples by itself."""
         own = self.process.with_sampling(**restoring(self.process).restored_by)
@@ -222,7 +243,7 @@ class Model(nn.Module):
         """
         if n < 1:
             raise UsageError(f"cannot make {n} images")
-        seen, runner = self.observation(image, blur_width), self.runner(execution)
+        seen, runner = self.settled(image, blur_width, execution), self.runner(execution)
         size, images = runner.size(n), []
         with progress_bar(total=n, desc="restoring", unit="image", disable=not execution.progress) as bar:
             for first in range(0, n, size):
@@ -245,6 +266,7 @@ class Model(nn.Module):
         else:
             (folder / PRIOR).unlink(missing_ok=True)  # that of a model which was here before
         write_config(folder, self.config)
+        write_familiar(folder, self.familiar)
         write_card(folder, self.config, self.facts())
 
     def file_names(self) -> list[str]:
@@ -277,7 +299,9 @@ class Model(nn.Module):
             process = PROCESSES.of(config.process).from_state(config.process, config.sampling, config.shape, state)
         except ValueError as error:
             raise _misfit(folder, error) from error
-        return cls(config, process, network.eval())
+        model = cls(config, process, network.eval())
+        model.familiar = read_familiar(folder)
+        return model
 
 
 def _misfit(folder: Path, error: ValueError) -> IhdmError:

@@ -18,10 +18,12 @@ from ihdm.config import RENAMED, Config, read_text, shipped
 from ihdm.disk import expanded, load_tensors
 from ihdm.earlier import from_0_1
 from ihdm.errors import IhdmError
+from ihdm.judgement import Familiar
 from ihdm.registry import PROCESSES
 
 CONFIG, WEIGHTS, PRIOR, CARD = "config.json", "model.safetensors", "prior.safetensors", "README.md"
 MOST_CHANNELS, MOST_PIXELS = 1024, 2**24  # of an image
+FAMILIAR = "familiar.json"  # what restored images look like to the model, if it was calibrated
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def locate(name: str | Path) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(str(name), allow_patterns=[CONFIG, WEIGHTS, PRIOR, CARD]))
+        return Path(snapshot_download(str(name), allow_patterns=[CONFIG, WEIGHTS, PRIOR, CARD, FAMILIAR]))
     except Exception as error:  # the hub's client raises many kinds; each is a failed download
         raise IhdmError(
             f"there is no folder {name}, and no such model could be downloaded from the hub ({type(error).__name__})"
@@ -97,6 +99,25 @@ def read_config(folder: Path) -> ModelConfig:
         return ModelConfig(*parts, (channels, height, width), *words)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IhdmError(f"{path} is not the config of a model ({type(error).__name__}: {error})") from error
+
+
+def write_familiar(folder: Path, familiar: Familiar | None) -> None:
+    """Write what a model was calibrated to, or remove that of one which was here before."""
+    if familiar is None:
+        (folder / FAMILIAR).unlink(missing_ok=True)
+    else:
+        (folder / FAMILIAR).write_text(json.dumps(familiar.tree()) + "\n", encoding="utf-8")
+
+
+def read_familiar(folder: Path) -> Familiar | None:
+    """What a model was calibrated to; None: it was not."""
+    path = folder / FAMILIAR
+    if not path.exists():
+        return None
+    try:
+        return Familiar.of(json.loads(read_text(path)))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise IhdmError(f"{path} is damaged ({error}); remove it, or run ihdm calibrate again") from error
 
 
 def _count(number: Any, least: int) -> int:

@@ -1,20 +1,20 @@
 """Bringing back one's own blurred image: the reverse process, begun at the level whose blur the image has.
 
-What is seen is y = A u_0 + noise, with A a blur along each axis. In the cosine basis, along the data's colour axes,
-each coefficient is taken by itself, y_hat = T u_hat_0 + error: T is the diagonal of A; what A mixes in from other
-coefficients, since another program's blur is not quite diagonal in this basis, is estimated and taken off.
+What is seen is y = A u_0 + noise, with A a blur along each axis, A = left diag(S) right^T (blurs.py). In these bases,
+along the data's colour axes, each coefficient is taken by itself: y_hat = T u_hat_0 + error, T the product of two S.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from ihdm.blurs import KINDS, AxisBlur, axis_blur
 from ihdm.constant import Constant
 from ihdm.errors import UsageError
 from ihdm.heat import GridLaplacian
@@ -23,20 +23,24 @@ from ihdm.processes import Restoring
 from ihdm.processes.spectrum import Spectrum, rotate
 
 NOISES = tuple(ROUNDING * factor for factor in (1, 2, 4, 8))  # what an image may have besides its blur
-NARROWEST, COARSE, FINE = 0.2, 1.1, 1.02  # blur widths to compare: the smallest in pixels, ratios of neighbours
-TURNS, MIXED = 4, 0.6  # to find what a blur mixes in; the share of it that is taken to be wrong
+NARROWEST = 0.2  # of the blur widths to compare, in pixels
+RATIOS = 1.1, 1.03, 1.01  # of neighbouring widths, from coarse to fine
+HOPELESS = 100.0  # a kind of blur less likely than another by so many nats
+ENOUGH = 2**13  # coefficients to compare widths by at first
 DOUBT = 0.03  # the relative error of an estimated width (docs/studies/restore.md)
-BOXES = 3  # in place of a Gaussian
+FAINT = 1e-3  # of a coefficient that a level leaves less of, its prediction says little
 LIFTED = 1.4  # the blur width of a small image brought to the grid, in units of its own pixels
 
 
 @dataclass(frozen=True)
 class Observation:
-    """A blurred image (C, H, W), and what it says about each cosine coefficient of the sharp one, along colour axes.
+    """A blurred image (C, H, W), and what it says about each coefficient of the sharp one, along colour axes.
 
     width: of the blur in pixels; level: of the process, the nearest to it, where the way back begins; kind: which blur
-    explains the image best; noise: a standard deviation.
-    y_hat, T, N: the image's coefficients, what the blur leaves of each, and the power of the error. All float64.
+    explains the image best; noise: a standard deviation; rows, columns: the blur along each axis; interval: of widths
+    that would do as well, if it is known.
+    y_hat, T, N: the image's coefficients in its left bases, what the blur leaves of those in its right ones, and the
+    power of the error. All float64.
     """
 
     laplacian: GridLaplacian
@@ -46,17 +50,31 @@ class Observation:
     level: int
     kind: str
     noise: float
+    rows: AxisBlur
+    columns: AxisBlur
     y_hat: Tensor
     T: Tensor
     N: Tensor
+    interval: tuple[float, float] | None = None
+
+    @property
+    def width_words(self) -> str:
+        """The interval of widths, if one is known, else the width."""
+        return "{:.2f} to {:.2f}".format(*self.interval) if self.interval else f"{self.width:.2f}"
 
     def predict(self, t: float) -> tuple[Tensor, Tensor]:
         """The best linear estimate of the coefficients of F(t) u_0 (Wiener's), and its mean squared error."""
-        mean, power = rotate(self.spectrum.mean[None], self.spectrum.axes)[0], self.spectrum.power
+        right = self.rows.right, self.columns.right
+        mean, power = _turned(self._mean, *right), _powers(self.spectrum.power, *right)
         decay = torch.exp(t * self.laplacian.eigenvalues)
         total = power * self.T.square() + self.N
         estimate = mean + power * self.T / total * (self.y_hat - self.T * mean)
-        return decay * estimate, decay.square() * power * self.N / total
+        back = self.rows.right.mT, self.columns.right.mT
+        return decay * _turned(estimate, *back), decay.square() * _powers(power * self.N / total, *back)
+
+    @property
+    def _mean(self) -> Tensor:
+        return rotate(self.spectrum.mean[None], self.spectrum.axes)[0]
 
     def deconvolved(self) -> Tensor:
         """The best linear estimate of the sharp image, (C, H, W)."""
@@ -74,8 +92,8 @@ class Observation:
 
     def blurred(self, u_0: Tensor) -> Tensor:
         """Sharp images (B, C, H, W) under the blur that was found."""
-        rows, columns = (KINDS[self.kind](n, self.width) for n in self.laplacian.grid)
-        return self.laplacian.from_spectrum(rows @ self.laplacian.to_spectrum(u_0.cpu().double()) @ columns.mT)
+        A, B = self.rows.matrix, self.columns.matrix
+        return self.laplacian.from_spectrum(A @ self.laplacian.to_spectrum(u_0.cpu().double()) @ B.mT)
 
     def residual(self, u_0: Tensor) -> float:
         """Root mean square difference between sharp images, blurred again, and the one seen."""
@@ -109,25 +127,29 @@ Hold = Callable[[Tensor, Tensor, Tensor], Tensor]  # coefficients of level j pre
 class Guided:
     """Predictions of the process held to an observation.
 
-    From level k the process knows coefficients of F(t_j) u_0 up to about the error of the best linear predictor,
-    v = P E_j^2 sigma^2 / (P E_k^2 + sigma^2) (see `LinearPredictor`); the observation implies them to be y_hat E_j / T,
-    up to r = N E_j^2 / T^2. The prediction becomes the average of both, weighted by precision:
-    m + v / (v + r) (y_hat E_j / T - m). Noise is added after that, so that states have what they should.
-    At the end an image that is blurred again differs from the observation by no more than the error of the latter, if
-    the blur was found rightly, and before values are clamped to [0, 1].
+    From level k the process knows coefficients of u_0 up to about the error of the best linear predictor,
+    v = P sigma^2 / (P E_k^2 + sigma^2) (see `LinearPredictor`); the observation implies them to be y_hat / T in the
+    blur's own basis, up to N / T^2. The prediction becomes the average of both, weighted by precision: there
+    m + v / (v + N / T^2) (y_hat / T - m), and E_j times that at level j. Noise is added after that, so that states
+    have what they should. At the end an image that is blurred again differs from the observation by no more than the
+    error of the latter, if the blur was found rightly, and before values are clamped to [0, 1].
     """
 
-    def __init__(self, process: Restoring, seen: Observation):
-        self.laplacian, self.variance = seen.laplacian, max(process.sigma, ROUNDING) ** 2
-        constants = process.schedule.t, seen.spectrum.axes, seen.spectrum.power, seen.y_hat, seen.T, seen.N
-        self._constants = [Constant(value) for value in constants]
+    def __init__(self, process: Restoring, *seen: Observation):
+        """Of one image, or of one for each state, all along the same colour axes."""
+        self.laplacian, self.variance, spectrum = process.laplacian, max(process.sigma, ROUNDING) ** 2, seen[0].spectrum
+        bases = [torch.stack([getattr(s, axis).right for s in seen])[:, None] for axis in ("rows", "columns")]
+        told = [torch.stack([getattr(s, name).expand(s.y_hat.shape) for s in seen]) for name in ("y_hat", "T", "N")]
+        constants = process.schedule.t, spectrum.axes, spectrum.power, rotate(spectrum.mean[None], spectrum.axes)
+        self._constants = [Constant(value) for value in (*constants, *bases, *told)]
 
     def __call__(self, m: Tensor, k: Tensor, j: Tensor) -> Tensor:
-        t, axes, power, y_hat, T, N = (constant.like(m) for constant in self._constants)
+        t, axes, power, mean, rows, columns, y_hat, T, N = (constant.like(m) for constant in self._constants)
         coarse, fine = self.laplacian.decay(t[k], m), self.laplacian.decay(t[j], m)
-        ours = power * self.variance * T
-        pull = ours * (fine * y_hat - T * rotate(m, axes)) / (ours * T + N * (power * coarse.square() + self.variance))
-        return m + rotate(pull, axes.mT)
+        deviation = (rotate(m, axes) - fine * mean) * fine / (fine.square() + FAINT**2)  # m / fine, if that is known
+        v = _powers(power * self.variance / (power * coarse.square() + self.variance), rows, columns)
+        pull = v * T * (y_hat - T * _turned(mean + deviation, rows, columns)) / (v * T.square() + N)
+        return m + rotate(fine * _turned(pull, rows.mT, columns.mT), axes.mT)
 
 
 def observe(process: Restoring, image: Tensor, width: float | None = None) -> Observation:
@@ -135,7 +157,7 @@ def observe(process: Restoring, image: Tensor, width: float | None = None) -> Ob
 
     It is the most likely one if the sharp image's coefficients are independent and normal with one of the spectra.
     """
-    laplacian, spectra, widest = process.laplacian, process.spectra, process.schedule.sigma_B_max
+    widest = process.schedule.sigma_B_max
     if width is not None and not 0 <= width <= widest:
         raise UsageError(
             f"a blur width is from 0 to {widest:g} pixels, the widest that this model knows, not {width:g}"
@@ -143,21 +165,24 @@ def observe(process: Restoring, image: Tensor, width: float | None = None) -> Ob
     if not bool((image.abs() <= 2).all()):  # a little beyond [0, 1] is noise
         raise UsageError("the image has values far outside of [0, 1], or that are not numbers")
     image = image.cpu().double()
-    image_hat = laplacian.to_spectrum(image[None])
-    if width is None:
-        coarse = max(_guesses(laplacian, spectra, image_hat, _widths(NARROWEST, widest, COARSE)))[1]
-        near = max(coarse / COARSE, NARROWEST), min(coarse * COARSE, widest)
-        widths = _widths(*near, FINE) if coarse else [0.0]
-    else:
-        widths = [width]
-    _, found, kind, noise, chosen = max(_guesses(laplacian, spectra, image_hat, widths))
-    spectrum = spectra[chosen]
-    y_hat = rotate(image_hat, spectrum.axes)[0]
-    T, mixed_in = _effect(laplacian, spectrum, y_hat, kind, found)
-    doubt = 0.0 if width is not None else _effect(laplacian, spectrum, y_hat, kind, found * (1 + DOUBT))[0] - T
-    N = noise**2 + (MIXED * mixed_in).square() + spectrum.power * doubt**2
-    level = nearest_level(process.schedule.sigma_B, found)
-    return Observation(laplacian, spectrum, image, found, level, kind, noise, y_hat - mixed_in, T, N)
+    return observation(process, image, likely(process, image, width)[0], 0.0 if width is not None else DOUBT)
+
+
+def observation(process: Restoring, image: Tensor, guess: Guess, doubt: float = 0.0) -> Observation:
+    """What an image (C, H, W), float64, says if its blur is as guessed; doubt: the relative error of its width."""
+    laplacian, spectrum = process.laplacian, process.spectra[guess.spectrum]
+    rows, columns = _blur(laplacian, guess)
+    y_hat = _turned(rotate(laplacian.to_spectrum(image[None]), spectrum.axes)[0], rows.left, columns.left)
+    T, off = (r.S[:, None] * c.S for r, c in ((rows, columns), _blur(laplacian, guess, doubt)))
+    power = _powers(spectrum.power, rows.right, columns.right)
+    N, level = guess.noise**2 + power * (off - T).square(), nearest_level(process.schedule.sigma_B, guess.width)
+    found = guess.width, level, guess.kind, guess.noise
+    return Observation(laplacian, spectrum, image, *found, rows, columns, y_hat, T, N)
+
+
+def within(process: Restoring, width: float) -> float:
+    """A width, brought to those that can be restored."""
+    return min(max(width, NARROWEST), process.schedule.sigma_B_max)
 
 
 def nearest_level(sigma_B: Tensor, width: float) -> int:
@@ -195,62 +220,99 @@ def _kept_by_averaging(n: int, N: int) -> Tensor:
     return kept * math.sqrt(n / N)
 
 
+@dataclass(frozen=True, order=True)
+class Guess:
+    """log_likelihood: of an image, up to a constant, if its blur is such; spectrum: which of the process's."""
+
+    log_likelihood: float
+    width: float
+    kind: str
+    noise: float
+    spectrum: int
+
+
+def likely(process: Restoring, image: Tensor, width: float | None = None) -> list[Guess]:
+    """The most likely blur of each kind of an image (C, H, W), float64, the best first; of a width, if that is known.
+
+    The sharp image's coefficients are taken to be independent and normal, with one of the spectra.
+    """
+    widest, image_hat = process.schedule.sigma_B_max, process.laplacian.to_spectrum(image[None])
+    seen: dict[tuple[str, float], Guess] = {}
+
+    def guess(kind: str, width: float) -> Guess:
+        if (kind, width) not in seen:
+            seen[kind, width] = max(_guesses(process, image_hat, kind, width))
+        return seen[kind, width]
+
+    if width is not None:
+        return sorted((guess(kind, width) for kind in KINDS), reverse=True)
+    coarse = max(_coarsely(process, image_hat, _widths(NARROWEST, widest, RATIOS[0]))).width
+    best = {kind: guess(kind, coarse) for kind in KINDS}
+    for ratio in RATIOS:
+        least = max(best.values()).log_likelihood - HOPELESS if ratio < RATIOS[0] else -math.inf
+        for kind, found in best.items():
+            if found.log_likelihood > least:
+                best[kind] = _climb(partial(guess, kind), found, ratio, widest)
+    return sorted(best.values(), reverse=True)
+
+
+def _climb(guess: Callable[[float], Guess], best: Guess, ratio: float, widest: float) -> Guess:
+    """The most likely width that steps of a ratio lead to, as long as each is better than the last."""
+    for factor in (ratio, 1 / ratio):
+        better = best
+        while NARROWEST <= better.width * factor <= widest and (further := guess(better.width * factor)) > better:
+            better = further
+        if better is not best:
+            return better
+    return best
+
+
+def _coarsely(process: Restoring, image_hat: Tensor, widths: list[float]) -> Iterator[Guess]:
+    """How likely an image is with each width under the heat equation, judged by some of its coefficients."""
+    skip = max(1, math.isqrt(math.prod(image_hat.shape) // ENOUGH))
+    squares = torch.tensor(widths).double().square()[:, None, None, None]
+    T = torch.exp(squares / 2 * process.laplacian.eigenvalues[::skip, ::skip])
+    for number, spectrum in enumerate(process.spectra):
+        y_hat, mean = (rotate(u, spectrum.axes)[..., ::skip, ::skip] for u in (image_hat, spectrum.mean[None]))
+        for noise in NOISES:
+            likely = _log_likelihood(y_hat - T * mean, T.square() * spectrum.power[..., ::skip, ::skip] + noise**2)
+            yield from (Guess(value, w, "Gaussian", noise, number) for value, w in zip(likely.tolist(), widths))
+
+
+def _guesses(process: Restoring, image_hat: Tensor, kind: str, width: float) -> Iterator[Guess]:
+    """How likely an image is with a blur, for each noise and spectrum."""
+    rows, columns = (axis_blur(kind, n, width) for n in process.laplacian.grid)
+    T, right = rows.S[:, None] * columns.S, (rows.right, columns.right)
+    for number, spectrum in enumerate(process.spectra):
+        y_hat, mean = (rotate(u_hat, spectrum.axes)[0] for u_hat in (image_hat, spectrum.mean[None]))
+        deviation = _turned(y_hat, rows.left, columns.left) - T * _turned(mean, *right)
+        power = T.square() * _powers(spectrum.power, *right)
+        for noise in NOISES:
+            yield Guess(float(_log_likelihood(deviation[None], power[None] + noise**2)), width, kind, noise, number)
+
+
+def _log_likelihood(deviation: Tensor, power: Tensor) -> Tensor:
+    """Of independent normal coefficients, up to a constant, for each of the first dimension."""
+    return -(power.log() + deviation.square() / power).flatten(1).sum(1) / 2
+
+
+def _blur(laplacian: GridLaplacian, guess: Guess, wider: float = 0.0) -> tuple[AxisBlur, AxisBlur]:
+    """A guessed blur along both axes."""
+    rows, columns = (axis_blur(guess.kind, n, guess.width * (1 + wider)) for n in laplacian.grid)
+    return rows, columns
+
+
+def _turned(u_hat: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Coefficients (..., H, W) in other bases of both axes, given in columns."""
+    return rows.mT @ u_hat @ columns
+
+
+def _powers(power: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """What the variances of independent coefficients become there, taken to be independent again."""
+    return _turned(power, rows.square(), columns.square())
+
+
 def _widths(narrowest: float, widest: float, ratio: float) -> list[float]:
     """Blur widths to compare: none, and those of a range in steps of about a ratio."""
-    steps = math.ceil(math.log(widest / narrowest) / math.log(ratio))
+    steps = max(1, math.ceil(math.log(widest / narrowest) / math.log(ratio)))
     return [0.0, *(widest * (narrowest / widest) ** (i / steps) for i in range(steps + 1))]
-
-
-def _guesses(
-    laplacian: GridLaplacian, spectra: Sequence[Spectrum], image_hat: Tensor, widths: list[float]
-) -> Iterator[tuple[float, float, str, float, int]]:
-    """How likely an image is, up to a constant, with each width, kind of blur, noise and spectrum."""
-    for (number, spectrum), kind, width in itertools.product(enumerate(spectra), KINDS, widths):
-        y_hat, mean = (rotate(u_hat, spectrum.axes)[0] for u_hat in (image_hat, spectrum.mean[None]))
-        T, mixed_in = _effect(laplacian, spectrum, y_hat, kind, width)
-        for noise in NOISES:
-            power = T.square() * spectrum.power + (MIXED * mixed_in).square() + noise**2
-            deviation = y_hat - mixed_in - T * mean
-            yield -float((power.log() + deviation.square() / power).sum()), width, kind, noise, number
-
-
-def _effect(
-    laplacian: GridLaplacian, spectrum: Spectrum, y_hat: Tensor, kind: str, width: float
-) -> tuple[Tensor, Tensor]:
-    """What a blur leaves of each coefficient, and what it mixes into each from others, judged by the image itself.
-
-    The sharp image is first taken to be the mean one, then in turns estimated without what that mixes in.
-    """
-    rows, columns = (KINDS[kind](n, width) for n in laplacian.grid)
-    T, mean = rows.diagonal()[:, None] * columns.diagonal(), rotate(spectrum.mean[None], spectrum.axes)[0]
-    u_hat, mixed_in = mean, torch.zeros_like(mean)
-    for _ in range(TURNS):
-        mixed_in = rows @ u_hat @ columns.mT - T * u_hat
-        error = ROUNDING**2 + (MIXED * mixed_in).square()
-        gain = spectrum.power * T / (spectrum.power * T.square() + error)
-        u_hat = mean + gain * (y_hat - mixed_in - T * mean)
-    return T, mixed_in
-
-
-def _reflecting(n: int, width: float) -> Tensor:
-    """The heat equation's blur along an axis, in the cosine basis."""
-    return torch.exp(width**2 / 2 * GridLaplacian((n,)).eigenvalues).diag()
-
-
-def _boxes(n: int, width: float) -> Tensor:
-    """Boxes one after another with a Gaussian's variance, border pixels repeated: what Pillow and many others do.
-
-    Each is 2 l + 1 pixels and a part of one more on both sides (Gwosdek et al. 2011).
-    """
-    variance = width**2 / BOXES
-    l = math.floor((math.sqrt(12 * variance + 1) - 1) / 2)  # noqa: E741
-    part = (2 * l + 1) * (l * (l + 1) - 3 * variance) / (6 * (variance - (l + 1) ** 2))
-    offset, position = torch.arange(-l - 1, l + 2), torch.arange(n)
-    weight = torch.where(offset.abs() <= l, 1.0, part).double() / (2 * l + 1 + 2 * part)
-    taken = (position[:, None] + offset).clamp(0, n - 1)
-    box = torch.zeros(n, n, dtype=torch.float64).scatter_add_(1, taken, weight.expand(n, -1))
-    axis, blur = GridLaplacian((n,)), torch.linalg.matrix_power(box, BOXES)
-    return axis.to_spectrum(axis.to_spectrum(blur[None])[0].mT[None])[0].mT
-
-
-KINDS: dict[str, Callable[[int, float], Tensor]] = {"Gaussian": _reflecting, "three boxes": _boxes}

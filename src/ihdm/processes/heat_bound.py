@@ -74,10 +74,9 @@ class HeatBound:
         if not self.exact:
             return squared[:, None]
         spectrum, variance = self.process.laplacian.to_spectrum(errors), self._variance.like(errors)
-        fresh = 1 - self.process.ratio(k, k - 1, errors).square()
         by_frequency = rotate(spectrum, self._axes.like(errors)).square() / variance + (2 * math.pi * variance).log()
         terms = (
-            fresh * spectrum.square() / (2 * self.process.sigma**2),
+            self.process.chain_term(spectrum, k),
             by_frequency / 2,
             discrete_nll(u_0, u_0 + errors, self.spread),
         )

@@ -179,11 +179,16 @@ class Restoring(Protocol):
     spectra: tuple[Spectrum, ...]
 
     restored_by: dict[str, Any]  # how to sample when restoring, unless told otherwise
+    judged_by: dict[str, Any]  # how to restore quickly, to judge a blur by what comes out
 
     @property
     def start_noise(self) -> float: ...
 
     def guided(self, hold: Hold) -> Process: ...
+
+    def surprise(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+        """How much worse than it could be the network predicts each image from level k, a term of its bound."""
+        ...
 
 
 @runtime_checkable

@@ -40,6 +40,7 @@ def restore(
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("restored"),
     consistent: Annotated[bool, arg(help_behavior_hint="")] = True,
     resize: bool = False,
+    invert: bool = False,
     sampling: Annotated[HowToSample, OmitArgPrefixes] = AS_THE_MODEL_HAS_IT,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
@@ -56,6 +57,7 @@ def restore(
         out: a folder for input.png, restored.png (all in one picture) and each sample, 00.png and so on; those of an
             earlier time are replaced
         consistent: let samples start from the image and no more: blurred again, they need not look like it
+        invert: restore the negative of the image, such as of black ink on white for a model of white on black
         resize: crop an image and bring it to the model's size; the blur width is then that in the model's pixels
     """
     width = _pixels(blur_width)
@@ -73,18 +75,20 @@ def restore(
         raise UsageError("--blur-width is for images of the model's size; that of a smaller one follows from its size")
     found_by = "estimated" if width is None and own_width is None else "given" if own_width is None else "by its size"
     width = own_width if width is None else width
+    given = 1 - given if invert else given
     earlier = _earlier(out, image)
     check_folder(out)
+    computed = execution(computing, place, loaded.config.shape)
     found = placed(loaded, place).restore(
         given,
         n,
         seed,
         blur_width=width,
         consistent=consistent,
-        execution=execution(computing, place, loaded.config.shape),
+        execution=computed,
         **sampling.changes(),
     )
-    print(f"blur width {found.seen.width:.2f} pixels ({found_by}), level {found.seen.level} of {loaded.process.K}")
+    print(f"blur width {found.seen.width_words} pixels ({found_by}), level {found.seen.level} of {loaded.process.K}")
     if not found.seen.level:
         print("the image looks sharp already, and is left as it is; --blur-width says that it is not")
     residual = 255 * found.seen.residual(found.images)
@@ -93,6 +97,8 @@ def restore(
         print(
             "that is much: its blur may be another, or it is no image such as the model knows; try --blur-width PIXELS"
         )
+    verdict = loaded.verdict(found.seen, computed.quiet())
+    print(verdict.words + ("; its negative does: try --invert" if verdict.inverted else ""))
     for path in earlier:
         path.unlink()
     _save(pictures.plain(given), out / "input.png")
@@ -155,5 +161,7 @@ def _read(path: Path, shape: tuple[int, int, int], resize: bool) -> tuple[Tensor
     image, width, channels = read_one(path, shape, resize)
     if channels != shape[0]:
         kinds = {1: "grey", 3: "colour", 4: "colour with alpha"}
-        print(f"{path} is {kinds[channels]}; the model's images are {kinds.get(shape[0], f'of {shape[0]} channels')}")
+        ours = kinds.get(shape[0], f"of {shape[0]} channels")
+        dropped = "; colour is dropped" if shape[0] == 1 < channels else ""
+        print(f"{path} is {kinds[channels]}; the model's images are {ours}{dropped}")
     return image, width

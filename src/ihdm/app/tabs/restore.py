@@ -58,7 +58,9 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
     def work(folder: Path, file: Any, blur: Any, n: Any, seed: Any, *given_how: Any) -> Iterator[tuple[Any, ...]]:
         given = studio.upload(file)
         blur_width = within(blur, "The blur width", 0, widest) or given.blur_width
-        seen = studio.model.observation(given.image, blur_width)
+        if blur_width is None:
+            yield said("Looking for the blur …"), *[gr.skip()] * 4
+        seen = studio.model.settled(given.image, blur_width, studio.execution)
         if seen.level == 0:
             raise UsageError("That picture looks sharp already. To change it anyway, say how wide it is blurred.")
         growth = studio.restore(seen, n, seed, **chosen(process, dict(zip(how, given_how))))
@@ -68,10 +70,13 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
         restored = Restored(to_unit(film.last), seen)
         top, bottom = draw_summary(given.image, restored), draw(film.last)
         whole = saved(stacked(top, bottom), folder / "ihdm-restored.png")
-        note = f"{given.note} Blur: {seen.width:.1f} pixels wide, level {seen.level} of {process.K}, "
+        note = f"{given.note} Blur: {seen.width_words} pixels wide, level {seen.level} of {process.K}, "
         note += f"from where it took {film.steps} step{'s' if film.steps > 1 else ''}. "
         note += f"Spread: white is {100 * float(restored.spread.max()):.0f} % of full brightness."
-        yield said("Done."), top, bottom, note.strip(), whole
+        verdict = studio.model.verdict(seen, studio.execution)
+        note += f" **{verdict.words[0].upper()}{verdict.words[1:]}{'; its negative does' * verdict.inverted}.**"
+        end = said("This may not be one for the model." if verdict.unusual else "Done.")
+        yield end, top, bottom, note.strip(), whole
 
     def blurring(folder: Path, seed: Any) -> Iterator[tuple[Any, ...]]:
         yield said("Making a picture to blur …"), *[gr.skip()] * 5

@@ -1,0 +1,105 @@
+"""Blurs of an image's two axes, as programs have them: what each does in the cosine basis, and in a basis of its own.
+
+A = left diag(S) right^T along an axis: seen in `left`, an image has S times what the sharp one has in `right`, each
+coefficient by itself. For the heat equation both are the cosine basis. Others differ from it near the border.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+from ihdm.heat import GridLaplacian
+
+BOXES = 3  # in place of a Gaussian
+TRUNCATED = 4  # widths from its centre, a sampled Gaussian ends
+KEPT = 64  # blurs of an axis that are remembered
+
+
+@dataclass(frozen=True)
+class AxisBlur:
+    """A blur along an axis of n pixels: left, right (n, n), orthogonal, in cosine coefficients; S (n,). float64."""
+
+    left: Tensor
+    S: Tensor
+    right: Tensor
+
+    @property
+    def matrix(self) -> Tensor:
+        """A, from cosine coefficients to cosine coefficients."""
+        return self.left * self.S @ self.right.mT
+
+
+@lru_cache(KEPT)
+def axis_blur(kind: str, n: int, width: float) -> AxisBlur:
+    """A kind of blur, of a width in pixels, along an axis of n."""
+    blur = KINDS[kind]
+    if blur is None or not width:
+        S = torch.exp(width**2 / 2 * GridLaplacian((n,)).eigenvalues)
+        return AxisBlur(torch.eye(n, dtype=torch.float64), S, torch.eye(n, dtype=torch.float64))
+    left, S, right = torch.linalg.svd(in_cosines(blur(n, width)))
+    return AxisBlur(left, S, right.mT)
+
+
+def in_cosines(blur: Tensor) -> Tensor:
+    """A matrix from pixels to pixels (n, n), from cosine coefficients to cosine coefficients."""
+    axis = GridLaplacian(blur.shape[:1])
+    return axis.to_spectrum(axis.to_spectrum(blur[None])[0].mT[None])[0].mT
+
+
+def boxes(n: int, width: float) -> Tensor:
+    """Boxes one after another with a Gaussian's variance, border pixels repeated: what Pillow and many others do.
+
+    Each is 2 l + 1 pixels and a part of one more on both sides (Gwosdek et al. 2011).
+    """
+    variance = width**2 / BOXES
+    l = math.floor((math.sqrt(12 * variance + 1) - 1) / 2)  # noqa: E741
+    part = (2 * l + 1) * (l * (l + 1) - 3 * variance) / (6 * (variance - (l + 1) ** 2))
+    offset = torch.arange(-l - 1, l + 2)
+    weight = torch.where(offset.abs() <= l, 1.0, part).double() / (2 * l + 1 + 2 * part)
+    return torch.linalg.matrix_power(_convolution(n, offset, weight, "nearest"), BOXES)
+
+
+def sampled(n: int, width: float, border: str) -> Tensor:
+    """A Gaussian at whole pixels, cut off at four widths, as scipy.ndimage.gaussian_filter has it, with its borders."""
+    reach = int(TRUNCATED * width + 0.5)
+    offset = torch.arange(-reach, reach + 1)
+    weight = torch.exp(-offset.double().square() / (2 * width**2))
+    return _convolution(n, offset, weight / weight.sum(), border)
+
+
+def _convolution(n: int, offset: Tensor, weight: Tensor, border: str) -> Tensor:
+    """The weighted sum over pixels at offsets, as a matrix (n, n); border: what is beyond, in scipy's words."""
+    place = torch.arange(n)[:, None] + offset
+    taken = BORDERS[border](place, n)
+    inside = (place == taken) | (border != "constant")
+    return torch.zeros(n, n, dtype=torch.float64).scatter_add_(1, taken, weight * inside)
+
+
+def _mirrored(place: Tensor, n: int) -> Tensor:
+    """d c b | a b c d | c b a."""
+    turn = max(1, 2 * n - 2)
+    return (n - 1) - ((place % turn) - (n - 1)).abs()
+
+
+BORDERS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "reflect": lambda place, n: torch.minimum(place % (2 * n), 2 * n - 1 - place % (2 * n)),  # d c b a | a b c d
+    "nearest": lambda place, n: place.clamp(0, n - 1),
+    "constant": lambda place, n: place.clamp(0, n - 1),  # taken as zero
+    "mirror": _mirrored,
+    "wrap": lambda place, n: place % n,
+}
+KINDS: dict[str, Callable[[int, float], Tensor] | None] = {
+    "Gaussian": None,  # the heat equation's; with the border "reflect", a sampled one is the same but for rounding
+    "three boxes": boxes,
+    "Gaussian, border repeated": partial(sampled, border="nearest"),
+    "Gaussian, black beyond": partial(sampled, border="constant"),
+    "Gaussian, mirrored": partial(sampled, border="mirror"),
+    "Gaussian, wrapped": partial(sampled, border="wrap"),
+}
+COMMONEST = ("Gaussian", "three boxes")
