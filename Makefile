@@ -14,7 +14,7 @@ demo: .venv/core ## train on the embedded digits and make pictures, about two mi
 	$(BIN)/ihdm demo
 
 test: lint ## format, types, tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 faults: .venv/dev ## try accidents at length, some minutes, and print a table of what came of each
 	IHDM_FUZZ=1000 $(BIN)/python -m pytest -m accident

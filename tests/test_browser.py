@@ -386,7 +386,7 @@ def test_restore(page, tmp_path):
     shown(page, "summary")
     shown(page, "versions")
     words = page.locator(".words:visible").first
-    playwright.expect(words).to_contain_text("Blur: 2.0 pixels wide")
+    playwright.expect(words).to_contain_text("Blur: 2.00 pixels wide")
     page.get_by_label("Exact").locator("visible=true").click()
     playwright.expect(page.get_by_role("slider", name="Number of steps").locator("visible=true")).to_be_enabled(**SLOW)
     fill(page, "Number of steps", "5")

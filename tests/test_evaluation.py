@@ -440,7 +440,7 @@ def test_samples_are_measured_as_they_are_asked_for(files, capsys):
     "words, code, message",
     [
         (["likelihood", "model", "--data", "photos.npz"], 2, "--resize"),
-        (["likelihood", "model", "--data", "images.npz", "--levels", "1"], 2, "--levels at least 2"),
+        (["likelihood", "model", "--data", "images.npz", "--levels", "1"], 2, "--levels must be at least 2"),
         (["likelihood", "model", "--data", "images.npz", "--delta-ratio", "0"], 2, "delta ratios go"),
         (["evaluate", "model", "--data", "photos.npz"], 2, "--resize"),
         (["evaluate", "model", "--data", "mixed.npz"], 2, "--resize"),

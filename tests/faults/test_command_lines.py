@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parent.parent / "fuzz_cli.py"
-LINES = 600 if int(os.environ.get("IHDM_FUZZ", 60)) >= 1000 else 40
+LINES = 600 if int(os.environ.get("IHDM_FUZZ", 60)) >= 1000 else 25
 
 
 @pytest.mark.accident("random command lines", f"{LINES} of them; each works, or is refused in words")

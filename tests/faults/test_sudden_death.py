@@ -126,7 +126,7 @@ def test_all_processes_are_asked_to_stop(archives, tmp_path, number, step):
     words = command(tmp_path / "run", *archives, "data.workers=2", "trainer.steps=1000000")
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
-    assert "learning from" in process.stdout.readline()
+    assert "training digits" in process.stdout.readline() and "learning from" in process.stdout.readline()
     while reached(tmp_path / "run") < step and process.poll() is None:
         time.sleep(0.01)
     time.sleep(0.5)

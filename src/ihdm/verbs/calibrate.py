@@ -20,7 +20,7 @@ def calibrate(
     resize: bool = False,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
-    """Learn from held-out images what a model knows, for restore to tell.
+    """Learn what a model knows, for restore to tell.
 
     Of pictures of other kinds restore then says that they do not look like what the model knows.
 
