@@ -1,7 +1,7 @@
 # `make demo` and `make test` need nothing but Python >= 3.10 with pip and venv: they set up .venv themselves.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 
 # The browser of tests/test_browser.py; without it they are skipped.
 CHROMIUM = command -v chromium > /dev/null \

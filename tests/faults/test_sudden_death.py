@@ -30,6 +30,9 @@ def command(run, *more: str) -> list[str]:
     return [*WORDS, *SETTINGS, "--run", str(run), *more]
 
 
+at_length = pytest.mark.skipif(int(os.environ.get("IHDM_FUZZ", 60)) < 1000, reason="make faults tries it")
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run without any accident."""
@@ -111,6 +114,7 @@ def archives(tmp_path_factory) -> tuple[str, ...]:
     return "--data", str(folder), "--set", "data.stream=true", "data.buffer=64"
 
 
+@at_length
 @pytest.mark.accident("killed (SIGKILL)", "at two random moments, with processes that read a stream; the same run")
 def test_a_run_on_a_stream_that_was_killed(archives, tmp_path):
     subprocess.run(command(tmp_path / "whole", *archives), check=True, capture_output=True)
@@ -120,7 +124,14 @@ def test_a_run_on_a_stream_that_was_killed(archives, tmp_path):
 
 @pytest.mark.accident("asked to stop (Ctrl-C, SIGTERM)", "also the processes that read a stream; saved, exit code 0")
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal to a group of processes")
-@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 0), (signal.SIGINT, 5), (signal.SIGTERM, 5)])
+@pytest.mark.parametrize(
+    ("number", "step"),
+    [
+        pytest.param(signal.SIGINT, 0, marks=at_length),
+        (signal.SIGINT, 5),
+        pytest.param(signal.SIGTERM, 5, marks=at_length),
+    ],
+)
 def test_all_processes_are_asked_to_stop(archives, tmp_path, number, step):
     """As a terminal or a batch system does it: while they start, or later."""
     words = command(tmp_path / "run", *archives, "data.workers=2", "trainer.steps=1000000")
