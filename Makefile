@@ -1,7 +1,7 @@
 # `make demo` and `make test` need nothing but Python >= 3.10 with pip and venv: they set up .venv themselves.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 # The browser of tests/test_browser.py; without it they are skipped.
 CHROMIUM = command -v chromium > /dev/null \
@@ -14,7 +14,7 @@ demo: .venv/core ## train on the embedded digits and make pictures, about two mi
 	$(BIN)/ihdm demo
 
 test: lint ## format, types, tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 faults: .venv/dev ## try accidents at length, some minutes, and print a table of what came of each
 	IHDM_FUZZ=1000 $(BIN)/python -m pytest -m accident
