@@ -17,7 +17,7 @@ test: lint ## format, types, tests
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 faults: .venv/dev ## try accidents at length, some minutes, and print a table of what came of each
-	IHDM_FUZZ=1000 $(BIN)/python -m pytest -m accident
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= IHDM_FUZZ=1000 $(BIN)/python -m pytest -m accident
 
 lint: .venv/dev
 	$(BIN)/ruff check
