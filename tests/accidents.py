@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+import pytest
+
+AT_LENGTH = int(os.environ.get("IHDM_FUZZ", 60)) >= 1000  # as `make faults` has it
+at_length = pytest.mark.skipif(not AT_LENGTH, reason="make faults tries it")
 
 KINDS = ("passed", "failed", "error", "skipped")
 

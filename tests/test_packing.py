@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from accidents import at_length
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,8 +20,6 @@ from ihdm.cli import main
 from ihdm.disk import seal
 from ihdm.errors import IhdmError, UsageError
 from ihdm.trainer import Trainer
-
-AT_LENGTH = int(os.environ.get("IHDM_FUZZ", 60)) >= 1000
 
 
 @pytest.fixture
@@ -137,7 +135,7 @@ def test_wrong_words_are_refused_before_work_starts(run, tmp_path, capsys):
         packing.pack(run, tmp_path / "pack", 5000)
 
 
-@pytest.mark.skipif(not AT_LENGTH, reason="make faults tries it")
+@at_length
 @pytest.mark.accident("killed at any moment", "while a run is packed or unpacked; it is whole or not there")
 def test_packing_and_unpacking_that_are_killed(run, tmp_path):
     newest = checkpoint.saved(run / "checkpoints")[-1]  # made large, so that there is time

@@ -46,6 +46,11 @@ class Prior:
     def __len__(self) -> int:
         return len(self.coefficients)
 
+    @property
+    def words(self) -> str:
+        """What it is made of."""
+        return f"{len(self):,} blurred training images, {self.coefficients[0].numel()} coefficients each"
+
     def means(self, index: Tensor) -> Tensor:
         """The blurred training images F(t_K) u_0 with the given numbers."""
         kept_hat = self.coefficients[index.to(self.coefficients.device)].to(index.device)

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from accidents import AT_LENGTH
 
 SCRIPT = Path(__file__).parent.parent / "fuzz_cli.py"
-LINES = 600 if int(os.environ.get("IHDM_FUZZ", 60)) >= 1000 else 25
+LINES = 600 if AT_LENGTH else 25
 
 
 @pytest.mark.accident("random command lines", f"{LINES} of them; each works, or is refused in words")

@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from accidents import at_length
 from archives import write_crosses
 from safetensors.torch import load_file
 
@@ -28,9 +29,6 @@ SETTINGS += ["network.channels=8", "trainer.batch_size=16", "trainer.log_every=5
 
 def command(run, *more: str) -> list[str]:
     return [*WORDS, *SETTINGS, "--run", str(run), *more]
-
-
-at_length = pytest.mark.skipif(int(os.environ.get("IHDM_FUZZ", 60)) < 1000, reason="make faults tries it")
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,12 @@ from ihdm.constant import Constant
 from ihdm.heat import GridLaplacian
 from ihdm.noise import InterpolatedNoise, SeededNoise
 from ihdm.processes.diagonal import EtaSteps
-from ihdm.processes.noise_predicting import NoisePredicting, Skip, kept, measured
+from ihdm.processes.diagonal_bound import from_normal
+from ihdm.processes.noise_predicting import NoisePredicting, Skip, floored, kept, measured
 from ihdm.processes.process import Batches, Shape
 from ihdm.processes.spectrum import Spectrum
 from ihdm.settings import setting
 
-FLOOR = 0.001  # what blur leaves of any frequency, so that nothing is divided by nothing
 LOG_SNR = 10.0  # log(alpha^2 / sigma^2) at the first level; the negative of it at the last
 
 
@@ -51,7 +51,7 @@ class Blurring(NoisePredicting):
         phi = first + (last - first) * s
         self.sigma_B = settings.sigma_B_max * (math.pi / 2 * s).sin().square()
         t = (self.sigma_B.square() / 2).view(-1, *[1] * len(laplacian.grid))
-        alpha = phi.cos().view_as(t) * ((1 - FLOOR) * torch.exp(t * laplacian.eigenvalues) + FLOOR)
+        alpha = phi.cos().view_as(t) * floored(torch.exp(t * laplacian.eigenvalues))
         alpha[0], sigma = 1.0, phi.sin() / 2  # level 0 is the image itself
         sigma[0] = 0.0
         super().__init__(laplacian, alpha, sigma, sampling, spectrum)
@@ -77,12 +77,7 @@ class Blurring(NoisePredicting):
         return (1 + noise(self.K + 1)) / 2
 
     def prior_divergence(self, u_0: Tensor) -> Tensor:
-        """D_KL[q(x_K | x_0) || N(0, I)]."""
-        level = torch.full((len(u_0),), self.K, device=u_0.device)
-        u_hat = self.basis.to_spectrum(u_0)
-        mean = 2 * (self.mean_of(u_hat, level) - self.centre_like(u_hat))
-        variance = (2 * self.sigma_at(level, u_hat)).square()
-        return ((mean.square() + variance - 1 - variance.log()) / 2).flatten(1).sum(1)
+        return from_normal(self, u_0)
 
     @classmethod
     def summary(cls, settings: BlurringSettings, sampling: EtaSteps, shape: Shape) -> str:

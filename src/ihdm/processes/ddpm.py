@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,7 @@ from ihdm.basis import Pixels
 from ihdm.constant import Constant, rows
 from ihdm.noise import InterpolatedNoise, SeededNoise
 from ihdm.processes.diagonal import Diagonal, EtaSteps
-from ihdm.processes.diagonal_bound import DiagonalBound, posterior_bound
+from ihdm.processes.diagonal_bound import DiagonalBound, from_normal, nothing_to_choose
 from ihdm.processes.process import Network, Shape
 from ihdm.settings import setting
 
@@ -99,13 +99,8 @@ class DDPM(Diagonal):
         return self.centre + noise(self.K + 1) / 2
 
     def bounding(self, **options: Any) -> DiagonalBound:
-        return posterior_bound(self, options, spread=float(self._sigma.value[1]))
-
-    def prior_divergence(self, u_0: Tensor) -> Tensor:
-        """D_KL[q(x_K | x_0) || N(0, I)]."""
-        alpha_bar = self.alpha_bar[-1].to(u_0)
-        squares = alpha_bar * (2 * u_0 - 1).square()
-        return ((squares - alpha_bar - torch.log1p(-alpha_bar)) / 2).flatten(1).sum(1)
+        nothing_to_choose(self, options)
+        return DiagonalBound(self, partial(from_normal, self), spread=float(self._sigma.value[1]))
 
     @classmethod
     def summary(cls, settings: DiffusionSettings, sampling: DiffusionSampling, shape: Shape) -> str:

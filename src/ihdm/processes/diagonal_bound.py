@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,14 +19,14 @@ KEPT = 64  # training images that the spread of the last step is fitted to
 class DiagonalBound:
     """The variational bound with the posterior's variance in every step (Ho et al. 2020, Eq. 5, 13).
 
-    The process says by `prior_divergence` how far u_K is from its prior. The last step, to 8-bit values, is a Gaussian
-    of one spread: a given one, or the best for training images.
+    divergence: D_KL[q(u_K | u_0) || p(u_K)] for each image. The last step, to 8-bit values, is a Gaussian of one
+    spread: a given one, or the best for training images.
     """
 
     rows = [Row("the posterior's variance")]  # noqa: RUF012 -- never changed
 
-    def __init__(self, process: Diagonal, spread: float | None = None):
-        self.process, self.spread = process.with_sampling(eta=1.0, order=1), spread
+    def __init__(self, process: Diagonal, divergence: Callable[[Tensor], Tensor], spread: float | None = None):
+        self.process, self.divergence, self.spread = process.with_sampling(eta=1.0, order=1), divergence, spread
 
     def fit(self, network: Network, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Find the best spread, if none is given."""
@@ -64,11 +64,18 @@ class DiagonalBound:
         return answers
 
     def prior_terms(self, u_0: Tensor) -> Tensor:
-        return self.process.prior_divergence(u_0)[:, None]  # type: ignore[attr-defined]
+        return self.divergence(u_0)[:, None]
 
 
-def posterior_bound(process: Diagonal, options: Mapping[str, Any], spread: float | None = None) -> DiagonalBound:
-    """The bound, which leaves nothing to choose."""
+def from_normal(process: Diagonal, u_0: Tensor) -> Tensor:
+    """D_KL[q(x_K | x_0) || N(0, I)], x = 2 u - 1, for each image."""
+    level, u_hat = torch.full((len(u_0),), process.K, device=u_0.device), process.basis.to_spectrum(u_0)
+    mean = 2 * (process.mean_of(u_hat, level) - process.centre_like(u_hat))
+    variance = (2 * process.sigma_at(level, u_hat)).square()
+    return ((mean.square() + variance - 1 - variance.log()) / 2).flatten(1).sum(1)
+
+
+def nothing_to_choose(process: Diagonal, options: Mapping[str, Any]) -> None:
+    """Refuse options of a bound that has none."""
     if options:
         raise UsageError(f"the bound of {process.title} is of the posterior's noise, without {', '.join(options)}")
-    return DiagonalBound(process, spread)

@@ -18,14 +18,12 @@ from ihdm.likelihood import prior_term
 from ihdm.noise import InterpolatedNoise, SeededNoise
 from ihdm.prior import Prior
 from ihdm.processes.diagonal import EtaSteps
-from ihdm.processes.noise_predicting import NoisePredicting, Skip, kept, measured
+from ihdm.processes.noise_predicting import NoisePredicting, Skip, floored, kept, measured
 from ihdm.processes.process import Batches, Shape
 from ihdm.processes.spectrum import Spectrum
 from ihdm.processes.widths import BlurWidths
 from ihdm.schedule import Schedule
 from ihdm.settings import setting
-
-FLOOR = 0.001  # what blur leaves of any frequency in a step back, so that nothing is divided by nothing
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class GrowingHeat(NoisePredicting):
         laplacian = prior.laplacian
         self.schedule, self.prior = settings.schedule(laplacian.grid), prior
         t = self.schedule.t.view(-1, *[1] * len(laplacian.grid))
-        alpha = (1 - FLOOR) * torch.exp(t * laplacian.eigenvalues) + FLOOR
+        alpha = floored(torch.exp(t * laplacian.eigenvalues))
         super().__init__(laplacian, alpha, settings.noise(self.schedule), sampling, spectrum)
 
     @classmethod
@@ -117,8 +115,7 @@ class GrowingHeat(NoisePredicting):
         )
 
     def facts(self) -> dict[str, str]:
-        prior = self.prior.coefficients
-        return {"prior": f"{len(prior):,} blurred training images, {prior[0].numel()} coefficients each"}
+        return {"prior": self.prior.words}
 
     def level_words(self, k: int) -> str:
         if not k:

@@ -24,7 +24,7 @@ from ihdm.processes.heat_bound import HeatBound
 from ihdm.processes.linear import LEAST_SIGMA, LinearPredictor
 from ihdm.processes.process import Batches, Network, Shape, Steps, evenly, fitting
 from ihdm.processes.skip import IdentitySkip, LinearSkip, Skip
-from ihdm.processes.spectrum import Spectrum, guesses
+from ihdm.processes.spectrum import SPECTRUM_MOST, Spectrum, guesses
 from ihdm.processes.widths import BlurWidths
 from ihdm.schedule import Schedule
 from ihdm.settings import setting
@@ -32,7 +32,6 @@ from ihdm.settings import setting
 if TYPE_CHECKING:
     from ihdm.restoration import Hold
 
-SPECTRUM_MOST = 20_000  # images that the spectrum is measured on: its power is then known to one percent
 FILTERED_MOST = 5000  # images in the prior of a model that blurs with a filter
 LIMIT = 10.0  # how far, in standard deviations over the network's mean output, a prediction is carried on by itself
 AHEAD = 1.0  # the logarithm of the most that a change of the prediction is amplified by in second order
@@ -161,17 +160,14 @@ class InverseHeat(Diagonal):
     ) -> InverseHeat:
         """Models with the identity skip of 0.1.0 did not keep their spectrum."""
         shapes: dict[str, tuple[int | None, ...]] = {"prior.coefficients": (None, shape[0], None)}
-        measured = {f"spectrum.{name}": form for name, form in _spectrum_shapes(shape).items()}
-        if settings.skip == "linear" or any(name in state for name in measured):
-            shapes |= measured
+        measured = settings.skip == "linear" or any(name in state for name in Spectrum.shapes(shape))
+        shapes |= Spectrum.shapes(shape) if measured else {}
         fitting(state, shapes)
         laplacian = GridLaplacian(shape[1:])
         filter = GaussianFilter(laplacian.grid) if settings.blur == "gaussian" else None
         t_K = float(settings.schedule(shape[1:]).t[-1])
         prior = Prior(laplacian, t_K, state["prior.coefficients"], filter)
-        found = {name.removeprefix("spectrum."): state[name] for name in measured if name in state}
-        spectrum = Spectrum(**{name: tensor.double() for name, tensor in found.items()}) if found else None
-        return cls._built(settings, sampling, laplacian, prior, spectrum)
+        return cls._built(settings, sampling, laplacian, prior, Spectrum.from_state(state) if measured else None)
 
     @classmethod
     def _built(
@@ -190,9 +186,8 @@ class InverseHeat(Diagonal):
         return cls(laplacian, schedule, settings.sigma, skip, sampling, prior, spectra, prior.blur)
 
     def state(self) -> dict[str, Tensor]:
-        measured = vars(self.spectra[0]) if len(self.spectra) == 1 else {}
-        spectrum = {f"spectrum.{name}": tensor for name, tensor in measured.items()}
-        return spectrum | {"prior.coefficients": self.prior.coefficients}
+        measured = self.spectra[0].state() if len(self.spectra) == 1 else {}
+        return measured | {"prior.coefficients": self.prior.coefficients}
 
     # Forward, and what the network learns
 
@@ -349,8 +344,7 @@ class InverseHeat(Diagonal):
         return found
 
     def facts(self) -> dict[str, str]:
-        prior = self.prior.coefficients
-        return {"prior": f"{len(prior):,} blurred training images, {prior[0].numel()} coefficients each"}
+        return {"prior": self.prior.words}
 
     def level_words(self, k: int) -> str:
         return f"as if blurred over {float(self.schedule.sigma_B[k]):.1f} pixels" if k else "sharp"
@@ -360,10 +354,6 @@ class InverseHeat(Diagonal):
             return f"the paper's {self.K} steps, delta {self.delta:g}"
         order = ", second order" if self.remembers else ""
         return f"{len(self.levels()) - 1} exact steps, eta {self.sampling.eta:g}{order}"
-
-
-def _spectrum_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    return {"mean": shape, "axes": (shape[0], shape[0]), "power": shape}
 
 
 def as_published(settings: Any) -> bool:

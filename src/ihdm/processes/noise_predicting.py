@@ -7,6 +7,7 @@ frequency and sigma by level, both of which grow together; c is what is left of 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -15,12 +16,12 @@ from torch import Tensor
 from ihdm.constant import Constant, rows
 from ihdm.heat import GridLaplacian
 from ihdm.processes.diagonal import Diagonal, EtaSteps
-from ihdm.processes.diagonal_bound import DiagonalBound, posterior_bound
+from ihdm.processes.diagonal_bound import DiagonalBound, nothing_to_choose
 from ihdm.processes.process import Batches, Network, Shape, fitting
-from ihdm.processes.spectrum import Spectrum, rotate
+from ihdm.processes.spectrum import SPECTRUM_MOST, Spectrum, rotate
 
 MOST_AHEAD = math.e  # that a change of the prediction is amplified by in second order
-SPECTRUM_MOST = 20_000  # images that the spectrum is measured on
+FLOOR = 0.001  # what blur leaves of any frequency, so that nothing is divided by nothing
 
 Skip = Literal["plain", "linear"]
 
@@ -96,14 +97,23 @@ class NoisePredicting(Diagonal):
         order = ", second order" if self.remembers else ""
         return f"{len(self.levels()) - 1} steps, eta {self.sampling.eta:g}{order}"
 
+    @abstractmethod
+    def prior_divergence(self, u_0: Tensor) -> Tensor:
+        """D_KL[q(u_K | u_0) || p(u_K)], for each image."""
+
     def bounding(self, **options: Any) -> DiagonalBound:
-        return posterior_bound(self, options)
+        nothing_to_choose(self, options)
+        return DiagonalBound(self, self.prior_divergence)
 
     # Its state
 
     def state(self) -> dict[str, Tensor]:
-        measured = vars(self.spectrum) if self.spectrum else {}
-        return {f"spectrum.{name}": tensor for name, tensor in measured.items()}
+        return self.spectrum.state() if self.spectrum else {}
+
+
+def floored(decay: Tensor) -> Tensor:
+    """What blur leaves of each frequency, but no less than FLOOR."""
+    return (1 - FLOOR) * decay + FLOOR
 
 
 def measured(laplacian: GridLaplacian, skip: Skip, batches: Batches) -> Spectrum | None:
@@ -115,8 +125,6 @@ def measured(laplacian: GridLaplacian, skip: Skip, batches: Batches) -> Spectrum
 
 def kept(state: Mapping[str, Tensor], skip: Skip, shape: Shape, **others: tuple[int | None, ...]) -> Spectrum | None:
     """The spectrum as it was saved; ValueError if the state has not what it should have."""
-    shapes: dict[str, tuple[int | None, ...]] = {"mean": shape, "axes": (shape[0], shape[0]), "power": shape}
-    shapes = {f"spectrum.{name}": form for name, form in shapes.items()} if skip == "linear" else {}
+    shapes = Spectrum.shapes(shape) if skip == "linear" else {}
     fitting(state, shapes | {name.replace("_", ".", 1): form for name, form in others.items()})
-    found: dict[str, Any] = {name.removeprefix("spectrum."): state[name].double() for name in shapes}
-    return Spectrum(**found) if found else None
+    return Spectrum.from_state(state) if shapes else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,8 @@ from ihdm.heat import GridLaplacian
 from ihdm.prior import Prior
 
 LEAST_DECAY = 1e-3  # of coefficients that can be had back from the prior's float32
+OF_SPECTRUM = "spectrum."  # what the names of its tensors begin with, in the state of a process
+SPECTRUM_MOST = 20_000  # images to measure it on: its power is then known to one percent
 FACTORS = tuple(4.0**-i for i in range(5))  # of power, in units of 1 / frequency^2, in radians per pixel
 
 
@@ -42,6 +44,19 @@ class Spectrum:
         _, axes = torch.linalg.eigh(covariance.flatten(2).sum(-1))
         power = torch.einsum("ce,cd...,de->e...", axes, covariance, axes).clamp_min(0)
         return cls(mean, axes, power)
+
+    @classmethod
+    def shapes(cls, shape: tuple[int, ...]) -> dict[str, tuple[int | None, ...]]:
+        """Of the tensors of its state, for images of a shape (C, *grid)."""
+        return {f"{OF_SPECTRUM}mean": shape, f"{OF_SPECTRUM}axes": shape[:1] * 2, f"{OF_SPECTRUM}power": shape}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor]) -> Spectrum:
+        """As `state` gave it."""
+        return cls(*(state[OF_SPECTRUM + name].double() for name in ("mean", "axes", "power")))
+
+    def state(self) -> dict[str, Tensor]:
+        return {OF_SPECTRUM + name: tensor for name, tensor in vars(self).items()}
 
 
 def guesses(prior: Prior) -> list[Spectrum]:
