@@ -146,7 +146,7 @@ class Guided:
     def __call__(self, m: Tensor, k: Tensor, j: Tensor) -> Tensor:
         t, axes, power, mean, rows, columns, y_hat, T, N = (constant.like(m) for constant in self._constants)
         coarse, fine = self.laplacian.decay(t[k], m), self.laplacian.decay(t[j], m)
-        deviation = (rotate(m, axes) - fine * mean) * fine / (fine.square() + FAINT**2)  # m / fine, if that is known
+        deviation = (rotate(m, axes) - fine * mean) * torch.minimum(1 / fine, fine / FAINT**2)  # of u_0, if it is known
         v = _powers(power * self.variance / (power * coarse.square() + self.variance), rows, columns)
         pull = v * T * (y_hat - T * _turned(mean + deviation, rows, columns)) / (v * T.square() + N)
         return m + rotate(fine * _turned(pull, rows.mT, columns.mT), axes.mT)
