@@ -132,7 +132,7 @@ def growing(skip: str, K: int = 100) -> Case:
 
 def blurring(skip: str, K: int = 100) -> Case:
     known = spectrum() if skip == "linear" else None
-    process = Blurring(BlurringSettings(K, 2.0, skip), Blurring.Sampling(), LAPLACIAN, known)
+    process = Blurring(BlurringSettings(K, 2.0, skip=skip), Blurring.Sampling(), LAPLACIAN, known)
     return noise_predicting(process, skip == "linear", centre=0.5)
 
 

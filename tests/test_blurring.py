@@ -45,6 +45,14 @@ def test_without_blur_it_is_diffusion_with_the_cosine_schedule(sampling):
     torch.testing.assert_close(blurring.bounding().prior_terms(u_0), diffusion.bounding().prior_terms(u_0))
 
 
+def test_blur_may_come_later():
+    usual, late = (
+        Blurring(BlurringSettings(K, 8.0, power), Blurring.Sampling(), laws.LAPLACIAN, None).sigma_B for power in (2, 4)
+    )
+    torch.testing.assert_close(usual, 4 * (1 - torch.cos(torch.pi * torch.arange(K + 1).double() / K)))
+    torch.testing.assert_close(late, usual.square() / 8)
+
+
 def test_noise_that_does_not_grow_is_the_papers():
     settings = GrowingSettings(K, 0.02, 0.0, 0.1, 3.0)
     schedule = settings.schedule(laws.GRID)

@@ -28,13 +28,17 @@ class BlurringSettings:
 
     K: int = setting(200, "number of levels", least=1, most=100_000)
     sigma_B_max: float = setting(20.0, "blur width of level K, in pixels; 0: ordinary diffusion", least=0, most=1e6)
+    blur_power: float = setting(
+        2.0, "sigma_B = sigma_B_max sin(pi s / 2)^blur_power: the larger, the later blur comes", above=0, most=64
+    )
     skip: Skip = setting("plain", "the network predicts the noise, or what its best linear prediction leaves open")
 
 
 class Blurring(NoisePredicting):
     """x_k = 2 u_k - 1 has alpha = a d, a^2 + sigma^2 = 1, by the angle phi of time s = k / K: a = cos phi.
 
-    d = (1 - FLOOR) exp(t eigenvalues) + FLOOR, t = sigma_B^2 / 2, sigma_B = sigma_B,max sin^2(pi s / 2).
+    d = (1 - FLOOR) exp(t eigenvalues) + FLOOR, t = sigma_B^2 / 2, sigma_B = sigma_B,max sin(pi s / 2)^2.
+    A higher power than 2 lets blur come later, when noise has hidden what it takes away.
     Without blur it is diffusion with the cosine schedule, log(a^2 / sigma^2) = -2 log tan phi from 10 to -10.
     """
 
@@ -49,7 +53,7 @@ class Blurring(NoisePredicting):
         s = torch.arange(settings.K + 1, dtype=torch.float64) / settings.K
         first, last = math.atan(math.exp(-LOG_SNR / 2)), math.atan(math.exp(LOG_SNR / 2))
         phi = first + (last - first) * s
-        self.sigma_B = settings.sigma_B_max * (math.pi / 2 * s).sin().square()
+        self.sigma_B = settings.sigma_B_max * (math.pi / 2 * s).sin().pow(settings.blur_power)
         t = (self.sigma_B.square() / 2).view(-1, *[1] * len(laplacian.grid))
         alpha = phi.cos().view_as(t) * floored(torch.exp(t * laplacian.eigenvalues))
         alpha[0], sigma = 1.0, phi.sin() / 2  # level 0 is the image itself
