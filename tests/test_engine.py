@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ihdm import engine
-from ihdm.engine import _PerImage, choose_device, choose_precision, inference, lowered, survives
+from ihdm.engine import Frozen, _PerImage, choose_device, choose_precision, lowered, survives
 from ihdm.errors import UsageError
 from ihdm.networks.unet import UNet
 
@@ -56,7 +56,7 @@ def test_inference_agrees_with_the_network_and_leaves_it_as_it_was():
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     u, k = torch.randn(3, 1, 8, 8), torch.tensor([1, 2, 3])
-    plain, lower = inference(network)(u, k), inference(network, torch.bfloat16)(u, k)
+    plain, lower = Frozen(network)(u, k), Frozen(network, torch.bfloat16)(u, k)
     assert network.training
     torch.testing.assert_close(plain, network.eval()(u, k))
     assert lower.dtype == torch.float32

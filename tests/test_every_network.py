@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ihdm import memory
-from ihdm.engine import inference, lowered
+from ihdm.engine import Frozen, lowered
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network
@@ -48,7 +48,7 @@ def test_every_weight_learns(config):
 def test_in_bfloat16_it_answers_almost_the_same(config):
     network, u, k = built(config), torch.randn(3, 1, 8, 8), torch.tensor([1, 4, 10])
     expected = network(u, k).detach()
-    for low in (lowered(network, torch.bfloat16), inference(network, torch.bfloat16)):
+    for low in (lowered(network, torch.bfloat16), Frozen(network, torch.bfloat16)):
         answer = low(u, k).detach()
         assert answer.dtype == torch.float32
         assert float((answer - expected).norm() / expected.norm()) < 0.05
@@ -80,6 +80,6 @@ def test_training_goes_on_exactly_and_models_are_saved_whole(config, tiny_images
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_on_a_gpu_it_answers_almost_the_same(config, precision):
     network, u, k = built(config), torch.randn(3, 1, 8, 8), torch.tensor([1, 4, 10])
-    answer = inference(network.cuda(), precision)(u.cuda(), k.cuda()).cpu()
+    answer = Frozen(network.cuda(), precision)(u.cuda(), k.cuda()).cpu()
     expected = network.cpu()(u, k)
     assert float((answer - expected).norm() / expected.norm()) < (0.05 if precision == torch.bfloat16 else 1e-3)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from ihdm import checkpoint, evaluation
 from ihdm.config import DataConfig
 from ihdm.data import load_images
-from ihdm.engine import inference, placed, recorded
+from ihdm.engine import Frozen, placed, recorded
 from ihdm.execution import Execution
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
@@ -155,10 +155,10 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.03}  # of what the network c
 def test_a_recorded_step_is_the_step_of_the_plain_network(model, precision):
     numbers = torch.arange(6, device=GPU)
     noise = SeededNoise(0, numbers, model.config.shape)
-    replayed = recorded(reverse_step(model.process, inference(model.network, precision), noise), GPU)
+    replayed = recorded(reverse_step(model.process, Frozen(model.network, precision), noise), GPU)
     plain, nothing = (
         reverse_step(model.process, network, noise)
-        for network in (inference(model.network, fused=False), lambda u, k: torch.zeros_like(u))
+        for network in (Frozen(model.network, fused=False), lambda u, k: torch.zeros_like(u))
     )
     u = torch.rand(6, *model.config.shape, device=GPU)
     with torch.no_grad():
@@ -259,7 +259,7 @@ def test_a_condition_arrives_through_recorded_steps(request, name, scale, precis
 
     numbers = torch.arange(3, device=GPU)
     noise, process = SeededNoise(0, numbers, model.config.shape), model.process
-    network = inference(model.network, precision)
+    network = Frozen(model.network, precision)
     replayed = recorded(reverse_step(process, network, noise), GPU)
     u_K = model.start(numbers)
     for rows in (condition[:3], condition[3:6], condition[4:]):  # one recording serves all

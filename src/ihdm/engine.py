@@ -185,27 +185,27 @@ def placed(network: Module, device: torch.device) -> Module:
     return network.to(device=device, memory_format=order)  # type: ignore[call-overload]
 
 
-def inference(network: nn.Module, precision: torch.dtype = torch.float32, fused: bool = True) -> Callable[..., Tensor]:
-    """A copy of the network as it is now, for use without gradients or dropout; it answers in float32."""
-    device = next(network.parameters()).device
-    frozen = placed(copy.deepcopy(network), device).eval().requires_grad_(False)
-    fused, kept = fused and has_fused_path(network) and kernels.usable(device, precision), float32_layers(network)
-    for module in frozen.modules():
-        for name, weight in list(module.named_parameters(recurse=False)):
-            if fused and weight.ndim == 1:
-                converted = weight[None]
-            elif isinstance(module, kept):
-                continue
-            else:
-                converted = weight.to(precision)
-            delattr(module, name)
-            module.register_buffer(name, converted)
+class Frozen:
+    """A copy of a network as it is now, for use without gradients or dropout; it answers in float32."""
 
-    def run(u: Tensor, k: Tensor, *condition: Tensor) -> Tensor:
+    def __init__(self, network: nn.Module, precision: torch.dtype = torch.float32, fused: bool = True):
+        device = next(network.parameters()).device
+        self.precision, self.module = precision, placed(copy.deepcopy(network), device).eval().requires_grad_(False)
+        fused, kept = fused and has_fused_path(network) and kernels.usable(device, precision), float32_layers(network)
+        for module in self.module.modules():
+            for name, weight in list(module.named_parameters(recurse=False)):
+                if fused and weight.ndim == 1:
+                    converted = weight[None]
+                elif isinstance(module, kept):
+                    continue
+                else:
+                    converted = weight.to(precision)
+                delattr(module, name)
+                module.register_buffer(name, converted)
+
+    def __call__(self, u: Tensor, k: Tensor, *condition: Tensor) -> Tensor:
         with torch.inference_mode():
-            return frozen(u.to(precision), k, *condition).float()
-
-    return run
+            return self.module(u.to(self.precision), k, *condition).float()
 
 
 Work = TypeVar("Work", bound=Callable[..., Tensor])

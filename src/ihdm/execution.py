@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ihdm import memory
-from ihdm.engine import compile_ahead, inference, recorded
+from ihdm.engine import Frozen, compile_ahead, recorded
 from ihdm.errors import UsageError
 from ihdm.networks import build_network, has_fused_path
 
@@ -54,7 +54,7 @@ class Runner:
     def __init__(self, network: nn.Module, config: ModelConfig, execution: Execution):
         self.module, self.config, self.execution = network, config, execution
         self.device = next(network.parameters()).device
-        self.network: Callable[..., Tensor] = inference(network, execution.precision, execution.compiled)
+        self.network = Frozen(network, execution.precision, execution.compiled)
 
     def size(self, n: int) -> int:
         """Images to compute at a time, if there are n: no more than pays off, and than there is memory for."""

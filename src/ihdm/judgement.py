@@ -1,24 +1,25 @@
 """What a trained network adds to restoring: which of several blurs gives plausible images, and whether it knows such.
 
-Both rest on the terms of the exact bound (docs/exact-steps.md) of restored images: how much the network is surprised.
-An image restored with too narrow a width stays blurred, which surprises it; one with too large a width leaves [0, 1],
-and clamped and blurred again it is no longer the image that was given.
+A blur is judged by the terms of the exact bound (docs/exact-steps.md) of restored images: how much the network is
+surprised. An image restored with too narrow a width stays blurred, which surprises it; one with too large a width
+leaves [0, 1], and clamped and blurred again it is no longer the image that was given.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ihdm.blurs import COMMONEST
+from ihdm.engine import Frozen
+from ihdm.familiar import UNUSUAL, Familiar, Verdict, overheard
 from ihdm.likelihood import ROUNDING
 from ihdm.noise import SeededNoise
-from ihdm.processes import Network, Process, Restoring, restoring
+from ihdm.processes import Process, Restoring, restoring
 from ihdm.restoration import HOPELESS, Guess, Guided, Observation, likely, observation, within
 from ihdm.sampler import chain, last, reverse_step
 
@@ -30,12 +31,9 @@ ROUNDS = 4  # as often a search may go on from the edge of what it has tried
 LEVELS = 5  # to be surprised at, from the second to that of the blur
 WIDE = 0.02  # an interval of widths is taken to be no wider than this, relatively, on either side
 ALLOWED = 0.05  # how much worse than the best the score of a width in the interval may be (docs/studies/restore.md)
-SHARES = (0.08, 0.16, 0.28, 0.4, 0.52, 0.64, 0.76, 0.92)  # levels, as shares of K, at which images are to be known
-UNUSUAL = 0.05  # of images held out from training, called unlike what the model knows
-LEAST_SURPRISE, LEAST_VARIANCE = 1e-9, 1e-5
+SHARES = (0.3, 0.4, 0.5, 0.6)  # levels, as shares of K, at which images are to be known
 GROUPS = 12  # levels of blur to calibrate at
 BLURRED = 0.7  # of the levels are for images that can be restored; beyond, too little is left of them
-ALMOST_NONE = "less than 1% of the images held out from training are as unusual"
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Judge:
     """A process that restores, its network, and how many images it computes at a time."""
 
     process: Process
-    network: Network
+    network: Frozen
     shape: tuple[int, int, int]
     device: torch.device
     at_a_time: int
@@ -135,29 +133,28 @@ class Judge:
         """Whether an image, as it is restored, is like those that the model was calibrated on, or its negative is."""
         if familiar is None:
             return Verdict(None)
-        share = familiar.share(self.features(seen)[0], seen.level / self.process.K)
+        share = self.share(familiar, seen)
         if share >= UNUSUAL or not negative:
             return Verdict(share)
         image = 1 - seen.image
         told = None if seen.interval else observation(self.blurs, image, likely(self.blurs, image, seen.width)[0])
-        other = told or self.observe(image)
-        fits = familiar.share(self.features(other)[0], other.level / self.process.K) >= UNUSUAL
-        return Verdict(share, fits)
+        return Verdict(share, self.share(familiar, told or self.observe(image)) >= UNUSUAL)
 
+    def share(self, familiar: Familiar, seen: Observation) -> float:
+        """Of the images held out from training, how many are as unusual."""
+        return float(familiar.shares(self.features(seen), torch.tensor([seen.level / self.process.K]).double()))
+
+    @torch.no_grad()
     def features(self, *seen: Observation) -> Tensor:
-        """What is to be compared with images that the model knows, of observations of one level, (observations, F).
-
-        The log of surprise at several levels, the mean over restored versions; contrast and brightness of what is seen.
-        """
+        """What the images, as they are restored, stir in the network, (observations, F); all of one level."""
         given = torch.stack([one.image for one in seen])
         images = self.restored(seen, VERSIONS) if seen[0].level else given.float()[:, None]
-        levels = sorted({max(1, round(share * self.process.K)) for share in SHARES})
-        surprise = self.surprise(images.flatten(0, 1), levels).clamp_min(LEAST_SURPRISE)
-        light = given.flatten(1)
-        contrast = (light.std(1) + ROUNDING).log()
-        return torch.cat(
-            [surprise.log().unflatten(0, (len(seen), -1)).mean(1), torch.stack([contrast, light.mean(1)], 1)], 1
-        )
+        columns = []
+        for share in SHARES:
+            with overheard(self.network.module) as heard:
+                self.surprise(images.flatten(0, 1), [max(1, round(share * self.process.K))])
+            columns.append(torch.cat(heard).unflatten(0, (len(seen), -1)).mean(1))
+        return torch.cat(columns, 1)
 
 
 def hopeful(guesses: Sequence[Guess]) -> list[Guess]:
@@ -183,81 +180,6 @@ def vertex(x: Tensor, scores: Tensor) -> tuple[float, float, float]:
         return (edge if slope < 0 else -edge), WIDE, float(scores.min())
     at = max(-edge, min(edge, -slope / (2 * curvature)))
     return at, min(WIDE, math.sqrt(ALLOWED / curvature)), level + slope * at + curvature * at**2
-
-
-@dataclass(frozen=True)
-class Familiar:
-    """What restored images look like to the model, as calibrated on images held out from training.
-
-    mean: rows of features, their mean at level 0 of the blur and its change up to level K; precision: the inverse of
-    their covariance; quantiles: of squared distances of other held-out images, evenly spaced.
-    """
-
-    mean: list[list[float]]
-    precision: list[list[float]]
-    quantiles: list[float]
-
-    @classmethod
-    def calibrated(cls, features: Tensor, levels: Tensor) -> Familiar:
-        """From features (N, F), and the levels of the images as shares of K. Half of them give the quantiles."""
-        design = torch.stack([torch.ones_like(levels), levels], 1)
-        fit, rest = slice(0, None, 2), slice(1, None, 2)
-        mean = torch.linalg.lstsq(design[fit], features[fit]).solution
-        deviation = features[fit] - design[fit] @ mean
-        covariance = deviation.mT @ deviation / len(deviation) + LEAST_VARIANCE * torch.eye(len(mean[0])).double()
-        found = cls(mean.tolist(), torch.linalg.inv(covariance).tolist(), [])
-        distances = torch.tensor([found.distance(f, float(level)) for f, level in zip(features[rest], levels[rest])])
-        quantiles = distances.double().quantile(torch.linspace(0, 1, 101).double()).tolist()
-        return replace(found, quantiles=quantiles)
-
-    def distance(self, features: Tensor, level: float) -> float:
-        """Mahalanobis's, squared."""
-        mean, precision = torch.tensor(self.mean).double(), torch.tensor(self.precision).double()
-        deviation = features - mean[0] - level * mean[1]
-        return float(deviation @ precision @ deviation)
-
-    def share(self, features: Tensor, level: float) -> float:
-        """The share of held-out images that are as unusual as this one, or more."""
-        distance = self.distance(features, level)
-        return sum(quantile >= distance for quantile in self.quantiles) / len(self.quantiles)
-
-    def tree(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def of(cls, tree: Any) -> Familiar:
-        """From what `tree` gave; ValueError if it is something else."""
-        found = cls(**tree)
-        n = len(found.precision)
-        rows = [*found.mean, *found.precision]
-        fits = len(found.mean) == 2 and len(found.quantiles) > 1 and all(len(row) == n for row in rows)
-        if not fits or not all(math.isfinite(number) for row in (*rows, found.quantiles) for number in row):
-            raise ValueError("mean, precision and quantiles do not belong together")
-        return found
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a model knows such images; inverted: whether it knows the negative.
-
-    share: of the images held out from training, how many are as unusual; None: that is unknown.
-    """
-
-    share: float | None
-    inverted: bool = False
-
-    @property
-    def unusual(self) -> bool:
-        return self.share is not None and self.share < UNUSUAL
-
-    @property
-    def words(self) -> str:
-        if self.share is None:
-            return "whether the model knows such images is not known: it was not calibrated (ihdm calibrate)"
-        as_unusual = f"{self.share:.0%} of the images held out from training are as unusual"
-        if self.unusual:
-            return f"this does not look like what the model knows: {as_unusual if self.share >= 0.01 else ALMOST_NONE}"
-        return f"this looks like what the model knows: {as_unusual}"
 
 
 Progress = Callable[[Sequence[Tensor]], Iterable[Tensor]]

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from ihdm.data import Images, spread, unit_batches
 from ihdm.errors import IhdmError, UsageError
 from ihdm.execution import Execution, Runner
-from ihdm.judgement import Familiar, Judge, Verdict
+from ihdm.familiar import Familiar, Verdict
+from ihdm.judgement import Judge
 from ihdm.model_folder import (
     CONFIG,
     PRIOR,

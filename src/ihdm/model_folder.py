@@ -18,12 +18,12 @@ from ihdm.config import RENAMED, Config, read_text, shipped
 from ihdm.disk import expanded, load_tensors
 from ihdm.earlier import from_0_1
 from ihdm.errors import IhdmError
-from ihdm.judgement import Familiar
+from ihdm.familiar import Familiar
 from ihdm.registry import PROCESSES
 
 CONFIG, WEIGHTS, PRIOR, CARD = "config.json", "model.safetensors", "prior.safetensors", "README.md"
 MOST_CHANNELS, MOST_PIXELS = 1024, 2**24  # of an image
-FAMILIAR = "familiar.json"  # what restored images look like to the model, if it was calibrated
+FAMILIAR = "familiar.safetensors"  # what restored images look like to the model, if it was calibrated
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def write_familiar(folder: Path, familiar: Familiar | None) -> None:
     if familiar is None:
         (folder / FAMILIAR).unlink(missing_ok=True)
     else:
-        (folder / FAMILIAR).write_text(json.dumps(familiar.tree()) + "\n", encoding="utf-8")
+        (folder / FAMILIAR).write_bytes(save(familiar.tensors()))
 
 
 def read_familiar(folder: Path) -> Familiar | None:
@@ -115,8 +115,8 @@ def read_familiar(folder: Path) -> Familiar | None:
     if not path.exists():
         return None
     try:
-        return Familiar.of(json.loads(read_text(path)))
-    except (ValueError, TypeError, RecursionError) as error:
+        return Familiar.of(load_tensors(path))
+    except (ValueError, OSError, safetensors.SafetensorError) as error:
         raise IhdmError(f"{path} is damaged ({error}); remove it, or run ihdm calibrate again") from error
 
 

@@ -29,7 +29,7 @@ from ihdm.data import Images, ImageSet, unit_batches
 from ihdm.data.batches import Batches
 from ihdm.data.streamed import StreamedBatches
 from ihdm.disk import replaced_folder, replaced_text
-from ihdm.engine import choose_device, choose_precision, inference
+from ihdm.engine import Frozen, choose_device, choose_precision
 from ihdm.errors import IhdmError, UsageError
 from ihdm.execution import Execution
 from ihdm.model import Model
@@ -265,7 +265,7 @@ class Trainer:
         """The loss of the averaged weights on held-out images, always with the same levels and noise."""
         generator, process = torch.Generator(self.device), self.model.process
         generator.manual_seed(mix_seed(self.config.trainer.seed, Purpose.HELD_OUT))
-        network = inference(self.training.averaged(), self.precision, self.config.engine.compile)
+        network = Frozen(self.training.averaged(), self.precision, self.config.engine.compile)
         losses = []
         for batch in unit_batches(self.images.held_out, self.config.trainer.batch_size):
             u_0 = batch.to(self.device)

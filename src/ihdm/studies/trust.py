@@ -20,7 +20,7 @@ RADII = 0.054, 0.143  # of other programs' blurs, as shares of the longer side: 
 CLOSE = 1.0  # dB
 ALARMS = 0.05  # that may be false
 UNKNOWN = {"cuda": 200, "cpu": 40}  # images of an unknown width: each takes about ten seconds of a core
-CALIBRATED = 240  # held-out images that ihdm calibrate takes, unless told otherwise
+CALIBRATED = 600  # held-out images that ihdm calibrate takes, unless told otherwise
 STRANGERS = 26  # pictures of each kind that the model does not know
 
 
@@ -84,12 +84,13 @@ def trust(lab: Lab, model: Model) -> dict[str, Any]:
             width = longest * (RADII[0] + (RADII[1] - RADII[0]) * (i * 7 % len(images)) / len(images))
             y = (by_pillow(image, width) if i % 2 else by_scipy(image, width, "reflect")).double()
             seen = observation(judge.blurs, y, likely(judge.blurs, y, width)[0])
-            distances[name].append(familiar.distance(judge.features(seen)[0], seen.level / judge.process.K))
+            level = torch.tensor([seen.level / judge.process.K]).double()
+            distances[name].append(float(familiar.distances(judge.features(seen), level)))
     usual = torch.tensor(distances.pop("held out")).double()
     alarms = [0.0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5]
     limits = usual.quantile(1 - torch.tensor(alarms).double())
     curves = {n: [float((torch.tensor(d).double() > x).double().mean()) for x in limits] for n, d in distances.items()}
-    limit = familiar.quantiles[round((1 - ALARMS) * (len(familiar.quantiles) - 1))]
+    limit = familiar.quantiles.quantile(1 - ALARMS)
     flagged = {n: float((torch.tensor(d) > limit).double().mean()) for n, d in distances.items()}
     return {
         "images": {"held out": len(usual), **{name: len(d) for name, d in distances.items()}},

@@ -16,7 +16,7 @@ def calibrate(
     model: ModelName,
     /,
     data: Source,
-    n: int = 240,
+    n: int = 600,
     resize: bool = False,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
@@ -25,7 +25,7 @@ def calibrate(
     Of pictures of other kinds restore then says that they do not look like what the model knows.
 
     Args:
-        model: a model folder or a run folder; familiar.json is written to it
+        model: a model folder or a run folder; familiar.safetensors is written to it
         data: what it was trained on: a named set, a folder, zip, tar, idx, npy or npz file of images, or hf:NAME
         n: how many held-out images, evenly spaced
         resize: bring the images to the model's size and channels, as in training with data.size and data.channels

@@ -1,0 +1,131 @@
+"""Whether images are like those that a network knows, by what they stir in it.
+
+How much it is surprised says little of that: plain pictures surprise it less than those that it knows. Statistics of
+its coarsest feature map say more; they tell most printed letters from written digits (docs/studies/restore.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor, nn
+
+AXES = 100  # directions in which features are known to differ, at most
+FOR_EACH = 4  # images to find each of them by, at least
+LEAST_SPREAD = 1e-6
+QUANTILES = 101
+UNUSUAL = 0.05  # of images held out from training, called unlike what the model knows
+ALMOST_NONE = "less than 1% of the images held out from training are as unusual"
+
+
+@contextlib.contextmanager
+def overheard(network: nn.Module) -> Iterator[list[Tensor]]:
+    """While this lasts, each call of the network leaves the mean and spread of each channel of a feature map, (B, 2 C).
+
+    The map is the last of the coarsest ones.
+    """
+    heard: list[Tensor] = []
+    maps: list[Tensor] = []
+
+    def hear(module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
+        if isinstance(output, Tensor) and output.ndim == 4:
+            coarsest = not maps or output.shape[2:].numel() <= maps[0].shape[2:].numel()
+            maps[:] = [output] if coarsest else maps
+        if module is network:
+            heard.append(torch.cat([maps[0].mean((2, 3)), maps[0].std((2, 3), correction=0)], 1).double().cpu())
+            maps.clear()
+
+    handles = [module.register_forward_hook(hear) for module in network.modules()]
+    try:
+        yield heard
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass(frozen=True)
+class Familiar:
+    """The law of features of images that a network knows: probabilistic PCA (Tipping and Bishop 1999), and quantiles.
+
+    mean: (2, F), at level 0 of the blur that images were restored from, and its change up to level K; spread: (F,);
+    axes: (A, F), directions in units of the spread, with their variances; rest: the variance in all others;
+    quantiles: of squared distances of other images, evenly spaced.
+    """
+
+    mean: Tensor
+    spread: Tensor
+    axes: Tensor
+    variances: Tensor
+    rest: Tensor
+    quantiles: Tensor
+
+    @classmethod
+    def calibrated(cls, features: Tensor, levels: Tensor) -> Familiar:
+        """From features (N, F), and the levels of the images as shares of K. A third of them give the quantiles."""
+        third = torch.arange(len(features)) % 3 == 2
+        known, design = features[~third], torch.stack([torch.ones_like(levels), levels], 1)
+        mean = torch.linalg.lstsq(design[~third], known).solution
+        deviation = known - design[~third] @ mean
+        spread = deviation.std(0) + LEAST_SPREAD
+        _, values, axes = torch.linalg.svd(deviation / spread, full_matrices=False)
+        variances, count = values.square() / len(known), min(AXES, len(known) // FOR_EACH, features.shape[1] - 1)
+        rest = variances[count:].sum() / (features.shape[1] - count)
+        found = cls(mean, spread, axes[:count].half().double(), variances[:count], rest[None], torch.zeros(1))
+        distances = found.distances(features[third], levels[third])
+        return replace(found, quantiles=distances.quantile(torch.linspace(0, 1, QUANTILES).double()))
+
+    def distances(self, features: Tensor, levels: Tensor) -> Tensor:
+        """Mahalanobis's, squared, of features (B, F) from levels (B,)."""
+        z = (features - self.mean[0] - levels[:, None] * self.mean[1]) / self.spread
+        along = (z @ self.axes.mT).square()
+        return (along / self.variances).sum(1) + (z.square().sum(1) - along.sum(1)) / self.rest
+
+    def shares(self, features: Tensor, levels: Tensor) -> Tensor:
+        """The share of held-out images that are as unusual as each, or more."""
+        return (self.quantiles >= self.distances(features, levels)[:, None]).double().mean(1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """To be saved; axes in half precision, which they have been rounded to."""
+        kept = {f.name: torch.half if f.name == "axes" else torch.float for f in fields(self)}
+        return {name: getattr(self, name).to(dtype).contiguous() for name, dtype in kept.items()}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Familiar:
+        """From what `tensors` gave; ValueError if it is something else."""
+        names = [f.name for f in fields(cls)]
+        if sorted(tensors) != sorted(names):
+            raise ValueError(f"it should have {', '.join(names)}")
+        found = cls(**{name: tensor.double() for name, tensor in tensors.items()})
+        size, count = found.spread.shape[-1:].numel(), found.variances.shape[-1:].numel()
+        shapes = (2, size), (size,), (count, size), (count,), (1,), (QUANTILES,)
+        fits = all(getattr(found, name).shape == shape for name, shape in zip(names, shapes))
+        if not fits or not all(tensor.isfinite().all() for tensor in tensors.values()):
+            raise ValueError(f"{', '.join(names)} do not belong together")
+        return found
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a model knows such images; inverted: whether it knows the negative.
+
+    share: of the images held out from training, how many are as unusual; None: that is unknown.
+    """
+
+    share: float | None
+    inverted: bool = False
+
+    @property
+    def unusual(self) -> bool:
+        return self.share is not None and self.share < UNUSUAL
+
+    @property
+    def words(self) -> str:
+        if self.share is None:
+            return "whether the model knows such images is not known: it was not calibrated (ihdm calibrate)"
+        as_unusual = f"{self.share:.0%} of the images held out from training are as unusual"
+        if self.unusual:
+            return f"this does not look like what the model knows: {as_unusual if self.share >= 0.01 else ALMOST_NONE}"
+        return f"this looks like what the model knows: {as_unusual}"
