@@ -65,6 +65,7 @@ PROCESSES = Registry(
         "ddpm": "ihdm.processes.ddpm:DDPM",
         "growing": "ihdm.processes.growing:GrowingHeat",
         "blurring": "ihdm.processes.blurring:Blurring",
+        "soft": "ihdm.processes.soft:Soft",
     },
 )
 NETWORKS = Registry("network", {"unet": "ihdm.networks.unet:UNet"})
