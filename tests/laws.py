@@ -12,6 +12,7 @@ from ihdm.heat import GridLaplacian
 from ihdm.prior import Prior
 from ihdm.processes import DDPM, IdentitySkip, InverseHeat, LinearPredictor, LinearSkip, Process, Spectrum
 from ihdm.processes.blurring import Blurring, BlurringSettings
+from ihdm.processes.cold import Cold, ColdSettings
 from ihdm.processes.ddpm import DiffusionSettings
 from ihdm.processes.growing import GrowingHeat, GrowingSettings
 from ihdm.processes.noise_predicting import NoisePredicting
@@ -68,7 +69,7 @@ class Case:
         return self.gain(k).square() * spectrum().power + self.sigma(k) ** 2
 
     def image(self, u: Tensor, k: int) -> Tensor:
-        """E[u_0 | u_k]."""
+        """E[u_0 | u_k]; of coefficients of which u_k has nothing, not even noise, their mean."""
         share = torch.nan_to_num(self.gain(k) * spectrum().power / self.variance(k))
         return LAPLACIAN.from_spectrum(spectrum().mean[None]) + from_coordinates(share * self.coordinates(u, k))
 
@@ -159,10 +160,20 @@ def blurring(skip: str, K: int = 100) -> Case:
     return noise_predicting(process, skip == "linear", centre=0.5)
 
 
+def cold(K: int = 100) -> Case:
+    """Cold diffusion: without noise all is known until the last level, of which the mean image is the median."""
+    process = Cold(ColdSettings(K, 0.1, 1.0), Cold.Sampling(), LAPLACIAN, torch.full((2,), 0.5), torch.eye(2))
+    alpha = process._alpha.value
+    case = Case(process, lambda x, k: 2 * case.image((x + 1) / 2, int(k[0])) - 1, lambda k: alpha[k], lambda k: 0.0)
+    return case
+
+
 CASES: dict[str, dict[str, Callable[[], Case]]] = {  # by the names of the registry
     "heat": {"linear skip": lambda: heat("linear"), "identity skip": lambda: heat("identity")},
     "ddpm": {"cosine": diffusion},
     "growing": {"plain": lambda: growing("plain"), "linear skip": lambda: growing("linear")},
     "blurring": {"plain": lambda: blurring("plain"), "linear skip": lambda: blurring("linear")},
     "soft": {"plain": lambda: soft("plain"), "linear skip": lambda: soft("linear")},
+    "cold": {"without noise": cold},
 }
+WITHOUT_NOISE = {"cold"}  # what is said of noise, and of samples that have the law of the data, is not said of these

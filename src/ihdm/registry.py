@@ -66,6 +66,7 @@ PROCESSES = Registry(
         "growing": "ihdm.processes.growing:GrowingHeat",
         "blurring": "ihdm.processes.blurring:Blurring",
         "soft": "ihdm.processes.soft:Soft",
+        "cold": "ihdm.processes.cold:Cold",
     },
 )
 NETWORKS = Registry("network", {"unet": "ihdm.networks.unet:UNet"})

@@ -54,6 +54,7 @@ class Process(ABC):
     title: ClassVar[str] = "a process"  # in the middle of a sentence
     grown: ClassVar[str] = "made step by step"  # what images are
     method: ClassVar[str] = ""  # whom to cite
+    noisy: ClassVar[bool] = True  # whether steps take noise, unless a setting says how much
     samplers: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # those to choose from, with settings of one alone
 
     K: int
