@@ -92,9 +92,9 @@ def test_the_gaussian_is_fitted_to_the_mean_colours_of_training_images():
     cold = Cold.from_images(ColdSettings(K), Cold.Sampling(), laws.SHAPE, lambda most, doing: iter(images))
     colours = torch.cat(images).mean((2, 3))
     state = cold.state()
-    torch.testing.assert_close(state["prior.mean"], colours.mean(0))
+    torch.testing.assert_close(state["colours.mean"], colours.mean(0))
     deviation = colours - colours.mean(0)
-    torch.testing.assert_close(state["prior.covariance"], deviation.T @ deviation / 50)
+    torch.testing.assert_close(state["colours.covariance"], deviation.T @ deviation / 50)
 
 
 def test_one_image_and_one_channel_will_do():

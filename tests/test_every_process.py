@@ -18,7 +18,7 @@ from ihdm.execution import Execution
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.noise import SeededNoise
-from ihdm.processes import Bounded, Restoring
+from ihdm.processes import Bounded, FromImages, Restoring
 from ihdm.registry import PROCESSES
 from ihdm.sampler import chain, last, reverse_step, sample
 from ihdm.trainer import Trainer
@@ -216,6 +216,7 @@ def test_saved_and_loaded_it_is_the_same(model, tmp_path):
         assert tensor.equal(again.process.state()[name])
     card = (tmp_path / "README.md").read_text()
     assert model.process.title in card and model.process.grown in card and model.process.sampling_words()
+    assert ("blurred copies of the training images" in card) == isinstance(model.process, FromImages)
     assert not (model.process.title == "denoising diffusion" and "blur" in card)
 
 

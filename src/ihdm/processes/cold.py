@@ -2,7 +2,8 @@
 
 Published are the l1 loss, Alg. 2, and how images are generated from blur: at level K nothing is left of an image but
 the mean of each channel, one Gaussian is fitted to those of the training images (a mixture of one, in the authors'
-commands), and a start is a draw from it under a little noise, without which all its pixels are equal and samples alike.
+commands), and a start is a draw from it under a little noise (0.002 in [-1, 1]), without which its pixels are equal and
+samples alike.
 Ours is blur by the heat equation, with this package's schedule, where theirs is a repeated Gaussian filter.
 
 There is no density, and so no likelihood.
@@ -79,11 +80,11 @@ class Cold(Process):
     def from_state(
         cls, settings: ColdSettings, sampling: ColdSampling, shape: Shape, state: Mapping[str, Tensor]
     ) -> Cold:
-        fitting(state, {"prior.mean": shape[:1], "prior.covariance": shape[:1] * 2})
-        return cls(settings, sampling, GridLaplacian(shape[1:]), state["prior.mean"], state["prior.covariance"])
+        fitting(state, {"colours.mean": shape[:1], "colours.covariance": shape[:1] * 2})
+        return cls(settings, sampling, GridLaplacian(shape[1:]), state["colours.mean"], state["colours.covariance"])
 
     def state(self) -> dict[str, Tensor]:
-        return {"prior.mean": self._mean.value, "prior.covariance": self._covariance.value}
+        return {"colours.mean": self._mean.value, "colours.covariance": self._covariance.value}
 
     def alpha_at(self, k: Tensor, like: Tensor) -> Tensor:
         return self._alpha.like(like)[k.view(-1)][:, None]
@@ -120,7 +121,7 @@ class Cold(Process):
         return f"{cls.title}, K = {settings.K}, {widths}"
 
     def facts(self) -> dict[str, str]:
-        return {"prior": "a Gaussian of the training images' mean colours"}
+        return {"start": "one colour, of a Gaussian fitted to the mean colours of the training images"}
 
     def level_words(self, k: int) -> str:
         if k == self.K:

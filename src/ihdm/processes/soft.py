@@ -1,9 +1,10 @@
 """Soft diffusion (Daras et al. 2022): what the network predicts is an image, and is judged after it was corrupted.
 
 Images are blurred under noise that grows with the blur, C_k being the blur: u_k = C_k u_0 + sigma_k eps. Published are
-the loss (soft score matching), a network that predicts what is to be added to u_k, and the momentum sampler. Ours are
-what is shared with growing.py: blur by the heat equation, where it is a Gaussian filter there, and its floor; how noise
-grows with it; the start, a blurred training image under noise; and exact steps, with their bound.
+the loss || C_k (x - u_0) ||^2 (soft score matching), a network that predicts what is to be added to u_k, and the
+momentum sampler; the weight of a level, 1 / sigma_k^2, is that of a public port. Ours is what is shared with
+growing.py: blur by the heat equation, where theirs is a Gaussian filter, and its floor; how noise grows with it; the
+start, a blurred training image under noise; and exact steps, with their bound. So is the linear skip.
 """
 
 from __future__ import annotations
