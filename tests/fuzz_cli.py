@@ -41,7 +41,21 @@ PATHS += ["/dev/null", "/proc/self/mem", "folder.png", "folder.gif", "folder.jso
 PATHS += ["new/er", "é.png", "\udcff.png", "\udcff", "text.txt/x", "x" * 300, "loop", "checkpoint.pth", "own.toml"]
 PATHS += ["bad.toml", "odd.npy"]
 SETTINGS = [name for name, _ in setting_rows()]
-MODELS = [*["model"] * 8, "run", "mnist-ready", "empty", "text.txt", "owner/name", "é", "\udcff", "~", "", "loop"]
+MODELS = [
+    *["model"] * 8,
+    "soft",
+    "cold",
+    "run",
+    "mnist-ready",
+    "empty",
+    "text.txt",
+    "owner/name",
+    "é",
+    "\udcff",
+    "~",
+    "",
+    "loop",
+]
 SOURCES = [*["images", "images.npy"] * 4, "digits", "empty", "text.txt", "text.png", "odd.npy", "nowhere", "hf:"]
 KINDS: dict[str, list[str]] = {
     "number": NUMBERS,
@@ -50,6 +64,7 @@ KINDS: dict[str, list[str]] = {
     "model": MODELS,
     "data": SOURCES,
     "preset": [*presets(), *["digits", "own.toml"] * 6, "own.toml", "bad.toml", "nowhere.toml", "", "é"],
+    "sampler": ["paper", "exact", "momentum"],
     "metric": ["neighbours", "spectrum", "fid", "kid"],
     "set": [],  # made up
     "flag": [],
@@ -70,7 +85,7 @@ OPTIONS: dict[str, dict[str, str]] = {
     "unpack": {},
     "demo": {"out": "path", "set": "set"},
 }
-SAMPLING = {"sampler": "text", "steps": "number", "eta": "number", "order": "number", "delta-ratio": "number"}
+SAMPLING = {"sampler": "sampler", "steps": "number", "eta": "number", "order": "number", "delta-ratio": "number"}
 COMPUTING = {"batch-size": "number", "device": "text", "precision": "text"}
 for verb in ("sample", "restore", "evaluate"):
     OPTIONS[verb] |= SAMPLING | COMPUTING
@@ -139,6 +154,8 @@ def prepare(folder: Path) -> None:
     (folder / "own.toml").write_text('about = "mine"\n[process]\nK = 3\n')
     (folder / "loop").symlink_to("loop")
     main(["train", "digits", "--data", "images", "--run", "run", "--set", *TINY])
+    for kind in ("soft", "cold"):
+        main(["train", f"digits-{kind}", "--data", "images", "--run", kind, "--set", *TINY, "sampling.steps=auto"])
     (folder / "run" / "model").rename(folder / "model")
 
 

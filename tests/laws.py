@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,9 +12,11 @@ from ihdm.heat import GridLaplacian
 from ihdm.prior import Prior
 from ihdm.processes import DDPM, IdentitySkip, InverseHeat, LinearPredictor, LinearSkip, Process, Spectrum
 from ihdm.processes.blurring import Blurring, BlurringSettings
+from ihdm.processes.cold import Cold, ColdSettings
 from ihdm.processes.ddpm import DiffusionSettings
 from ihdm.processes.growing import GrowingHeat, GrowingSettings
 from ihdm.processes.noise_predicting import NoisePredicting
+from ihdm.processes.soft import Soft, SoftSettings
 from ihdm.schedule import Schedule
 
 GRID, CHANNELS = (4, 3), 2
@@ -65,6 +67,11 @@ class Case:
     def variance(self, k: int) -> Tensor:
         """Of the coordinates of u_k."""
         return self.gain(k).square() * spectrum().power + self.sigma(k) ** 2
+
+    def image(self, u: Tensor, k: int) -> Tensor:
+        """E[u_0 | u_k]; of coefficients of which u_k has nothing, not even noise, their mean."""
+        share = torch.nan_to_num(self.gain(k) * spectrum().power / self.variance(k))
+        return LAPLACIAN.from_spectrum(spectrum().mean[None]) + from_coordinates(share * self.coordinates(u, k))
 
 
 def draws(n: int, seed: int = 0) -> Tensor:
@@ -124,10 +131,27 @@ def noise_predicting(process: NoisePredicting, linear: bool, centre: float = 0.0
 
 
 def growing(skip: str, K: int = 100) -> Case:
-    settings = GrowingSettings(K, 0.02, 1.0, 0.1, 3.0, skip)
+    return noise_predicting(
+        with_growing_noise(GrowingHeat, GrowingSettings(K, 0.02, 1.0, 0.1, 3.0, skip)), skip == "linear"
+    )
+
+
+def with_growing_noise(kind: type[GrowingHeat], settings: GrowingSettings) -> GrowingHeat:
     prior = Prior.from_images(LAPLACIAN, float(settings.schedule(GRID).t[-1]), [draws(500, 9)])
-    process = GrowingHeat(settings, GrowingHeat.Sampling(), prior, spectrum() if skip == "linear" else None)
-    return noise_predicting(process, skip == "linear")
+    return kind(settings, kind.Sampling(), prior, spectrum() if settings.skip == "linear" else None)
+
+
+def soft(skip: str, K: int = 100, growth: float = 1.0) -> Case:
+    """Soft diffusion, which predicts what is to be added to u_k for E[u_0 | u_k]."""
+    process = with_growing_noise(Soft, SoftSettings(K, 0.02, growth, 0.1, 3.0, skip))
+    case = noise_predicting(process, skip == "linear")
+
+    def network(x: Tensor, k: Tensor) -> Tensor:
+        level = int(k[0])
+        u = (x * max(1.0, 2 * case.sigma(level)) + 1) / 2
+        return case.image(u, level) - u
+
+    return case if skip == "linear" else replace(case, network=network)
 
 
 def blurring(skip: str, K: int = 100) -> Case:
@@ -136,9 +160,20 @@ def blurring(skip: str, K: int = 100) -> Case:
     return noise_predicting(process, skip == "linear", centre=0.5)
 
 
+def cold(K: int = 100) -> Case:
+    """Cold diffusion: without noise all is known until the last level, of which the mean image is the median."""
+    process = Cold(ColdSettings(K, 0.1, 1.0), Cold.Sampling(), LAPLACIAN, torch.full((2,), 0.5), torch.eye(2))
+    alpha = process._alpha.value
+    case = Case(process, lambda x, k: 2 * case.image((x + 1) / 2, int(k[0])) - 1, lambda k: alpha[k], lambda k: 0.0)
+    return case
+
+
 CASES: dict[str, dict[str, Callable[[], Case]]] = {  # by the names of the registry
     "heat": {"linear skip": lambda: heat("linear"), "identity skip": lambda: heat("identity")},
     "ddpm": {"cosine": diffusion},
     "growing": {"plain": lambda: growing("plain"), "linear skip": lambda: growing("linear")},
     "blurring": {"plain": lambda: blurring("plain"), "linear skip": lambda: blurring("linear")},
+    "soft": {"plain": lambda: soft("plain"), "linear skip": lambda: soft("linear")},
+    "cold": {"without noise": cold},
 }
+WITHOUT_NOISE = {"cold"}  # what is said of noise, and of samples that have the law of the data, is not said of these

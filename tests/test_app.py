@@ -96,6 +96,8 @@ def test_what_can_be_chosen_of_sampling_is_what_the_process_does_not_refuse(tiny
     assert offered("process.skip=identity", "process.blur=gaussian") == {"paper": {"delta_ratio"}}
     assert offered("process.kind=ddpm") == {None: {"steps", "eta"}}
     assert offered("process.kind=ddpm", "process.K=1") == {None: {"eta"}}
+    assert offered("process.kind=soft") == {"momentum": {"steps"}, "exact": {"steps", "eta"}}
+    assert offered("process.kind=cold") == {None: {"steps"}}
 
 
 def test_models_that_make_their_pictures_in_few_steps_can_be_told_to_take_the_papers(tiny_config):
@@ -386,6 +388,8 @@ def test_the_page_has_the_tabs_that_the_process_can_fill(studio, tiny_config):
     ]
     assert tabs(made(tiny_config, "process.kind=ddpm")) == ["Generate", "Interpolate", "Branch"]
     assert tabs(made(tiny_config, "process.kind=ddpm", "sampling.eta=0")) == ["Generate", "Interpolate"]
+    assert "Branch" in tabs(made(tiny_config, "process.kind=soft"))
+    assert tabs(made(tiny_config, "process.kind=cold")) == ["Generate", "Interpolate"]  # whose steps take no noise
 
 
 def test_a_process_of_ones_own_has_a_page(tiny_config, monkeypatch):

@@ -44,10 +44,12 @@ def model(tiny_config, tiny_images, tmp_path) -> str:
 
 @pytest.fixture
 def others(tiny_config, tiny_images, tmp_path) -> None:
-    """Models of a Gaussian filter and of diffusion."""
+    """Models of a Gaussian filter, of diffusion, and of its relatives."""
     for name, settings in {
         "filtered": ["process.skip=identity", "process.blur=gaussian"],
         "diffusion": ["process.kind=ddpm"],
+        "soft": ["process.kind=soft"],
+        "cold": ["process.kind=cold"],
     }.items():
         config = ModelConfig.of(tiny_config.with_settings(settings), tiny_images.shape, "blobs")
         Model.from_images(config, tiny_images.train).save_pretrained(tmp_path / name)
@@ -217,6 +219,10 @@ ON_ONE = {"sample": [], "restore": ["fit.png"], "evaluate": ["--data", "digits",
         ("diffusion", ["--delta-ratio", "1"], "sampling by denoising diffusion has: steps, eta, order, clip"),
         ("diffusion", ["--eta", "1.5"], "eta must be at most 1, not 1.5"),
         ("diffusion", ["--steps", "0"], "steps must be at least 1, not 0"),
+        ("model", ["--sampler", "momentum"], "must be one of 'paper', 'exact', not 'momentum'"),
+        ("soft", ["--sampler", "paper"], "must be one of 'momentum', 'exact', not 'paper'"),
+        ("soft", ["--sampler", "momentum", "--eta", "0"], "eta is for the sampler 'exact', and this is 'momentum'"),
+        ("cold", ["--eta", "0"], "sampling by cold diffusion has: steps, start_noise"),
     ],
 )
 def test_samplers_that_cannot_be_are_refused_before_any_work(
@@ -232,6 +238,11 @@ def test_samplers_that_cannot_be_are_refused_before_any_work(
     cannot = verb == "restore" and name != "model"  # at all, which is said first
     refused([verb, name, *ON_ONE[verb], *words], 2, "restor" if cannot else message, capsys)
     assert sorted(Path().rglob("*")) == before
+
+
+def test_cold_diffusion_is_refused_a_likelihood_before_any_work(others, capsys, monkeypatch):
+    monkeypatch.setattr("ihdm.evaluation.images_for", lambda *words: pytest.fail("work was begun"))
+    refused(["likelihood", "cold", "--data", "digits"], 2, "cold diffusion has no likelihood", capsys)
 
 
 def test_a_diffusion_model_is_refused_restoring_in_words(others, capsys):
@@ -270,6 +281,11 @@ def test_samples_are_made_by_the_steps_that_are_asked_for(model, others, capsys)
     for out, words in {"ancestral": [], "ddim": ["--eta", "0", "--steps", "5"]}.items():
         main(["sample", "diffusion", "--n", "3", "--out", out, *words])
     assert not np.array_equal(pixels("ancestral"), pixels("ddim"))
+    ways = {"momentum": [], "few": ["--steps", "5"], "posterior": ["--sampler", "exact"], "still": ["--eta", "0"]}
+    for out, words in ways.items():
+        main(["sample", "soft", "--n", "3", "--out", out, *words])
+    assert len({pixels(out).tobytes() for out in ways}) == 4
+    main(["sample", "cold", "--n", "3", "--out", "skipping", "--steps", "4"])
 
 
 def test_a_model_that_takes_few_steps_can_be_told_to_take_the_papers(model, capsys):

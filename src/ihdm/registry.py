@@ -65,6 +65,8 @@ PROCESSES = Registry(
         "ddpm": "ihdm.processes.ddpm:DDPM",
         "growing": "ihdm.processes.growing:GrowingHeat",
         "blurring": "ihdm.processes.blurring:Blurring",
+        "soft": "ihdm.processes.soft:Soft",
+        "cold": "ihdm.processes.cold:Cold",
     },
 )
 NETWORKS = Registry("network", {"unet": "ihdm.networks.unet:UNet"})

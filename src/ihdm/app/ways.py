@@ -50,7 +50,7 @@ def own_way(process: Process) -> Way:
 def chance(process: Process) -> bool:
     """Whether noise comes in on the way."""
     own = [getattr(process.sampling, name) for name in RANDOMNESS if name in own_way(process).free]
-    return any(value > 0 for value in own) or not own
+    return any(value > 0 for value in own) or (not own and process.noisy)
 
 
 def chosen(process: Process, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,9 +76,6 @@ class HeatSampling(Steps):
     )
 
 
-OWN = {"paper": ("delta_ratio",), "exact": ("eta", "order")}  # what goes with one sampler only
-
-
 @dataclass(frozen=True)
 class InverseHeat(Diagonal):
     """q(u_k | u_0) = N(F(t_k) u_0, sigma^2 I) (Eq. 3); by the paper p(u_prev | u_k) = N(mu(u_k, k), delta^2 I) (Eq. 4).
@@ -105,6 +102,7 @@ class InverseHeat(Diagonal):
     Sampling = HeatSampling  # type: ignore[assignment]
     title = "inverse heat dissipation"
     grown = "grown from blur"
+    samplers = {"paper": ("delta_ratio",), "exact": ("eta", "order")}  # noqa: RUF012 -- never changed
     restored_by = {"sampler": "paper"}  # noqa: RUF012 -- never changed; nearer to the truth by 0.3 dB (docs/exact-steps.md)
     judged_by = {"sampler": "exact", "steps": 8, "eta": 1.0, "order": 2}  # noqa: RUF012
     method = "Rissanen, Heinonen, Solin, *Generative Modelling with Inverse Heat Dissipation*, ICLR 2023"
@@ -229,16 +227,11 @@ class InverseHeat(Diagonal):
         return levels
 
     def with_sampling(self, **changes: Any) -> InverseHeat:
-        """Settings that go with one sampler only choose it, unless another is named."""
-        implied = [sampler for sampler, own in OWN.items() if set(own) & set(changes)]
-        sampler = changes.get("sampler", implied[0] if implied else self.sampling.sampler)
-        for other in implied:
-            if other != sampler:
-                names = ", ".join(name for name in OWN[other] if name in changes)
-                raise UsageError(f"{names} is for the sampler {other!r}, and this is {sampler!r}")
-        if sampler == "paper" and sampler != self.sampling.sampler:
-            changes = {"steps": None} | changes  # the paper's steps are as many as there are levels
-        return super().with_sampling(**changes | {"sampler": sampler} if changes else {})
+        """The paper's steps, when they are turned to, are as many as there are levels."""
+        changes = self.with_sampler(changes)
+        if self.exact and changes.get("sampler") == "paper":
+            changes = {"steps": None} | changes
+        return super().with_sampling(**changes)
 
     def mean(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
         """mu(u_k, k) (Eq. 4), held to what it is to be held to."""

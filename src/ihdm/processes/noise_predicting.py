@@ -68,9 +68,8 @@ class NoisePredicting(Diagonal):
         return (found - eps).square().flatten(1).mean(1)
 
     def noise_of(self, network: Network, u_k: Tensor, u_hat_k: Tensor, k: Tensor) -> Tensor:
-        """E[eps | u_k], in the spectrum. The network sees x_k = 2 u_k - 1, made smaller where the noise is large."""
-        sigma = self.sigma_at(k, u_k)
-        answer = self.basis.to_spectrum(network((2 * u_k - 1) / (2 * sigma).clamp_min(1), k.expand(len(u_k))))
+        """E[eps | u_k], in the spectrum."""
+        answer, sigma = self.answer(network, u_k, k), self.sigma_at(k, u_k)
         if self.spectrum is None:
             return answer
         axes, power = self._axes.like(u_k), self._power.like(u_k)
@@ -79,6 +78,11 @@ class NoisePredicting(Diagonal):
         share = signal / (signal + sigma.square())  # of the variance: the signal's
         eps = (1 - share) * deviation / sigma + share.sqrt() * rotate(answer, axes)
         return rotate(eps, axes.mT)
+
+    def answer(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
+        """The network's, in the spectrum. It sees x_k = 2 u_k - 1, made smaller where the noise is large."""
+        seen = (2 * u_k - 1) / (2 * self.sigma_at(k, u_k)).clamp_min(1)
+        return self.basis.to_spectrum(network(seen, k.expand(len(u_k))))
 
     # Back
 

@@ -54,6 +54,8 @@ class Process(ABC):
     title: ClassVar[str] = "a process"  # in the middle of a sentence
     grown: ClassVar[str] = "made step by step"  # what images are
     method: ClassVar[str] = ""  # whom to cite
+    noisy: ClassVar[bool] = True  # whether steps take noise, unless a setting says how much
+    samplers: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # those to choose from, with settings of one alone
 
     K: int
     sampling: Any
@@ -95,13 +97,25 @@ class Process(ABC):
         """The same, sampled in another way; settings that it does not have are refused."""
         if not changes:
             return self
-        sampling = updated(self.sampling, changes, "sampling.", f"sampling by {self.title}")
+        sampling = updated(self.sampling, self.with_sampler(changes), "sampling.", f"sampling by {self.title}")
         if "steps" in changes and (sampling.steps or 0) > self.K:
             raise UsageError(f"sampling takes at most {self.K} steps, one for each level, not {sampling.steps}")
         other = copy.copy(self)
         object.__setattr__(other, "sampling", sampling)
         other.levels()  # refuses what cannot be
         return other
+
+    def with_sampler(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """The changes with the sampler that they mean: settings of one alone choose it, unless another is named."""
+        if not self.samplers or not changes:
+            return changes
+        implied = [sampler for sampler, own in self.samplers.items() if set(own) & set(changes)]
+        sampler = changes.get("sampler", implied[0] if implied else self.sampling.sampler)
+        for other in implied:
+            if other != sampler:
+                names = ", ".join(name for name in self.samplers[other] if name in changes)
+                raise UsageError(f"{names} is for the sampler {other!r}, and this is {sampler!r}")
+        return changes | {"sampler": sampler}
 
     def levels(self, top: int | None = None) -> list[int]:
         """The levels of a chain from `top` (K unless told) to 0, both included: as even as they can be."""

@@ -53,8 +53,10 @@ class Computing:
 class HowToSample:
     """How samples are made; what is not given is as the model has it."""
 
-    sampler: Annotated[Literal["paper", "exact"] | None, arg(metavar="paper|exact", help_behavior_hint="")] = None
-    """the paper's steps, or those of the exact posterior, in any number; default: the model's"""
+    sampler: Annotated[
+        Literal["paper", "exact", "momentum"] | None, arg(metavar="paper|exact|momentum", help_behavior_hint="")
+    ] = None
+    """the paper's steps, those of the exact posterior, in any number, or soft diffusion's own; default: the model's"""
     steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None
     """how many steps, with exact ones and in diffusion; default: the model's"""
     eta: Annotated[float | None, arg(metavar="0..1", help_behavior_hint="")] = None

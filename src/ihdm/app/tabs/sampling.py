@@ -10,8 +10,12 @@ from ihdm.app.job import QUIET
 from ihdm.app.ways import RANDOMNESS, SAMPLER, STEPS, Way, most, own_way, ways
 from ihdm.processes import Process
 
-NAMES = {"paper": "The paper's", "exact": "Exact"}
-KINDS = "The paper's go through every level; exact ones may be few."
+NAMES = {"paper": "The paper's", "exact": "Exact", "momentum": "With momentum"}
+KINDS = {
+    "paper": "The paper's go through every level.",
+    "momentum": "Momentum leaves no randomness to choose.",
+    "exact": "Exact ones may be few.",
+}
 ABOUT = {
     "delta_ratio": "Little: smooth. Much: grainy.",
     "eta": "0: the start decides all.",
@@ -29,7 +33,8 @@ def sampling_row(process: Process, first: Process) -> dict[str, Any]:
     with gr.Row(visible=bool(offered), elem_classes="how"):
         if len(known) > 1:
             choices = [(NAMES.get(way.sampler, way.sampler), way.sampler) for way in known]
-            fields[SAMPLER] = gr.Radio(choices, value=start.sampler, label="Kind of steps", info=KINDS, min_width=260)
+            info = " ".join(KINDS[way.sampler] for way in known if way.sampler in KINDS)
+            fields[SAMPLER] = gr.Radio(choices, value=start.sampler, label="Kind of steps", info=info, min_width=260)
         if STEPS in offered:
             fields[STEPS] = gr.Slider(
                 1, process.K, step=1, label="Number of steps", min_width=260, **_steps(first, start)

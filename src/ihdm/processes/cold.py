@@ -1,0 +1,129 @@
+"""Cold diffusion (Bansal et al. 2022): blur without noise, and a network that predicts the image.
+
+Published are the l1 loss, Alg. 2, and how images are generated from blur: at level K nothing is left of an image but
+the mean of each channel, one Gaussian is fitted to those of the training images (a mixture of one, in the authors'
+commands), and a start is a draw from it under a little noise (0.002 in [-1, 1]), without which its pixels are equal and
+samples alike.
+Ours is blur by the heat equation, with this package's schedule, where theirs is a repeated Gaussian filter.
+
+There is no density, and so no likelihood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ihdm.constant import Constant
+from ihdm.heat import GridLaplacian
+from ihdm.noise import InterpolatedNoise, SeededNoise
+from ihdm.processes.process import Batches, Network, Process, Shape, Steps, fitting
+from ihdm.processes.widths import BlurWidths
+from ihdm.settings import setting
+
+
+@dataclass(frozen=True)
+class ColdSettings(BlurWidths):
+    """The forward process."""
+
+    K: int = setting(200, "number of levels; at the last one only the channels' means are left", least=1, most=100_000)
+    sigma_B_min: float = setting(0.5, "blur width of level 1, in pixels", least=1e-6)
+    sigma_B_max: float | None = setting(
+        None, "blur width that levels approach, in pixels; auto: 3/4 of the longer side", above=0, most=1e6
+    )
+
+    def __post_init__(self) -> None:
+        self.check_widths()
+
+
+@dataclass(frozen=True)
+class ColdSampling(Steps):
+    """How to start; the rest follows."""
+
+    start_noise: float = setting(0.001, "noise of a start, by which its pixels differ; 0: none", least=0, most=100)
+
+
+class Cold(Process):
+    """u_k = D(u_0, k) = F(t_k) u_0; D(u_0, K) is the mean of each channel. Steps take no noise.
+
+    mean, covariance: of the training images' channel means, (C,) and (C, C).
+    """
+
+    Settings = ColdSettings
+    Sampling = ColdSampling
+    title = "cold diffusion"
+    grown = "grown from blur"
+    method = "Bansal et al., *Cold Diffusion: Inverting Arbitrary Image Transforms Without Noise*, NeurIPS 2023"
+    noisy = False
+
+    def __init__(
+        self, settings: ColdSettings, sampling: ColdSampling, laplacian: GridLaplacian, mean: Tensor, covariance: Tensor
+    ):
+        self.K, self.sampling, self.laplacian = settings.K, sampling, laplacian
+        self.schedule = settings.schedule(laplacian.grid)
+        alpha = torch.exp(self.schedule.t.view(-1, *[1] * len(laplacian.grid)) * laplacian.eigenvalues)
+        alpha[-1] = laplacian.eigenvalues == 0
+        powers, axes = torch.linalg.eigh(covariance.double())
+        self._alpha, self._mean, self._covariance = map(Constant, (alpha, mean, covariance))
+        self._root = Constant((axes * powers.clamp_min(0).sqrt()) @ axes.mT)
+
+    @classmethod
+    def from_images(cls, settings: ColdSettings, sampling: ColdSampling, shape: Shape, batches: Batches) -> Cold:
+        colours = torch.cat([u_0.double().flatten(2).mean(2).cpu() for u_0 in batches(None, "averaging images")])
+        covariance = torch.cov(colours.T, correction=0).view(shape[0], shape[0])
+        return cls(settings, sampling, GridLaplacian(shape[1:]), colours.mean(0), covariance)
+
+    @classmethod
+    def from_state(
+        cls, settings: ColdSettings, sampling: ColdSampling, shape: Shape, state: Mapping[str, Tensor]
+    ) -> Cold:
+        fitting(state, {"colours.mean": shape[:1], "colours.covariance": shape[:1] * 2})
+        return cls(settings, sampling, GridLaplacian(shape[1:]), state["colours.mean"], state["colours.covariance"])
+
+    def state(self) -> dict[str, Tensor]:
+        return {"colours.mean": self._mean.value, "colours.covariance": self._covariance.value}
+
+    def alpha_at(self, k: Tensor, like: Tensor) -> Tensor:
+        return self._alpha.like(like)[k.view(-1)][:, None]
+
+    def noised(self, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+        """D(u_0, k), whatever eps."""
+        return self.laplacian.from_spectrum(self.alpha_at(k, u_0) * self.laplacian.to_spectrum(u_0))
+
+    def restored(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
+        """The image that the network sees in u_k; it sees and answers in [-1, 1]."""
+        return (1 + network(2 * u_k - 1, k.expand(len(u_k)))) / 2
+
+    def loss(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+        """The mean absolute error of the image, for each sample."""
+        return (self.restored(network, self.noised(u_0, k, eps), k) - u_0).abs().flatten(1).mean(1)
+
+    def step(self, network: Network, u_k: Tensor, k: Tensor, j: Tensor, eps: Tensor) -> Tensor:
+        """u_j = u_k - D(x, k) + D(x, j), x being the image that the network sees (their Alg. 2)."""
+        x_hat = self.laplacian.to_spectrum(self.restored(network, u_k, k.view(-1)))
+        return u_k + self.laplacian.from_spectrum((self.alpha_at(j, u_k) - self.alpha_at(k, u_k)) * x_hat)
+
+    def start(self, noise: SeededNoise | InterpolatedNoise) -> Tensor:
+        """A colour, drawn from the Gaussian by the mean of the noise, plus what the noise has beyond its mean."""
+        eps = noise(self.K + 1)
+        grey = eps.flatten(2).mean(2)
+        colour = self._mean.like(eps) + grey * eps[0, 0].numel() ** 0.5 @ self._root.like(eps)
+        ones = [1] * len(self.laplacian.grid)
+        return colour.view(*grey.shape, *ones) + self.sampling.start_noise * (eps - grey.view(*grey.shape, *ones))
+
+    @classmethod
+    def summary(cls, settings: ColdSettings, sampling: ColdSampling, shape: Shape) -> str:
+        schedule = settings.schedule(shape[1:])
+        widths = f"sigma_B {schedule.sigma_B_min:g} to {schedule.sigma_B_max:g} pixels, then blank"
+        return f"{cls.title}, K = {settings.K}, {widths}"
+
+    def facts(self) -> dict[str, str]:
+        return {"start": "one colour, of a Gaussian fitted to the mean colours of the training images"}
+
+    def level_words(self, k: int) -> str:
+        if k == self.K:
+            return "one colour"
+        return f"blurred over {float(self.schedule.sigma_B[k]):.1f} pixels" if k else "sharp"
