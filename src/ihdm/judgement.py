@@ -20,17 +20,20 @@ from ihdm.familiar import UNUSUAL, Familiar, Verdict, overheard
 from ihdm.likelihood import ROUNDING
 from ihdm.noise import SeededNoise
 from ihdm.processes import Process, Restoring, restoring
-from ihdm.restoration import HOPELESS, Guess, Guided, Observation, likely, observation, within
+from ihdm.restoration import DOUBT, HOPELESS, Guess, Guided, Observation, likely, observation, within
 from ihdm.sampler import chain, last, reverse_step
 
 TRIED = 3  # kinds of blur that are restored, if they are likely enough
 VERSIONS = 2  # restored of each width, at last
 NEAR, NEARER = 0.03, 0.01  # relative distances of neighbouring widths, at first and at last
 ALIKE = 0.5  # nats between two kinds of blur that are the same in effect
+UNEXPLAINED = 0.5  # the weight of what a width leaves unexplained, beside surprise; with it there is little bias
+UNLIKELY = 0.006  # that a kind of blur is worse by, for each nat that it is less likely by the spectrum
+FAR = 0.1  # that a width is worse by, if it is as far from the spectrum's as that is usually from the truth, DOUBT
 ROUNDS = 4  # as often a search may go on from the edge of what it has tried
 LEVELS = 5  # to be surprised at, from the second to that of the blur
-WIDE = 0.02  # an interval of widths is taken to be no wider than this, relatively, on either side
-ALLOWED = 0.05  # how much worse than the best the score of a width in the interval may be (docs/studies/restore.md)
+WIDE = 0.03  # an interval of widths is taken to be no wider than this, relatively, on either side
+ALLOWED = 0.11  # how much worse than the best the score of a width in the interval may be (docs/studies/restore.md)
 SHARES = (0.3, 0.4, 0.5, 0.6)  # levels, as shares of K, at which images are to be known
 GROUPS = 12  # levels of blur to calibrate at
 BLURRED = 0.7  # of the levels are for images that can be restored; beyond, too little is left of them
@@ -89,7 +92,7 @@ class Judge:
         levels = sorted({round(2 + i * (top - 2) / (LEVELS - 1)) for i in range(LEVELS)})
         surprise = self.surprise(images.flatten(0, 1), levels).sum(1).log().unflatten(0, (len(seen), versions))
         rest = [[max(one.residual(image[None]), ROUNDING) for image in some] for one, some in zip(seen, images)]
-        return (surprise + torch.tensor(rest).double().log() / 2).mean(1)
+        return (surprise + UNEXPLAINED * torch.tensor(rest).double().log()).mean(1)
 
     def observe(self, image: Tensor) -> Observation:
         """What a blurred image (C, H, W), float64, says with the most plausible blur; its interval of widths."""
@@ -99,35 +102,39 @@ class Judge:
         if not start.level:
             return start
         tried = [self._searched(image, replace(g, spectrum=best.spectrum), start.level) for g in hopeful(guesses)]
-        guess = min(tried, key=lambda pair: pair[0])[1]
+        guess, at, _ = min(tried, key=lambda found: found[2] - UNLIKELY * found[0].log_likelihood)
         for _ in range(ROUNDS):
-            x, half, _ = vertex(*self._around(image, guess, start.level, NEARER, 2, VERSIONS))
-            guess = replace(guess, width=within(self.blurs, guess.width * math.exp(x)))
-            if abs(x) < 2 * NEARER:
+            step, half, _ = vertex(*self._around(image, guess, at, start.level, NEARER, 2, VERSIONS))
+            at += step
+            if abs(step) < 2 * NEARER:
                 break
-        low, high = (within(self.blurs, guess.width * math.exp(sign * half)) for sign in (-1, 1))
-        return replace(observation(self.blurs, image, guess, half / 2), interval=(low, high))
+        low, width, high = (within(self.blurs, guess.width * math.exp(at + side)) for side in (-half, 0.0, half))
+        return replace(observation(self.blurs, image, replace(guess, width=width)), interval=(low, high))
 
-    def _searched(self, image: Tensor, guess: Guess, level: int) -> tuple[float, Guess]:
-        """The best score of widths around a guess, and that width."""
+    def _searched(self, image: Tensor, guess: Guess, level: int) -> tuple[Guess, float, float]:
+        """A guess, the logarithm of the ratio of the best width to the guessed one, and the score there."""
+        at = 0.0
         for _ in range(ROUNDS):
-            x, scores = self._around(image, guess, level, NEAR, 2, 1)
+            x, scores = self._around(image, guess, at, level, NEAR, 2, 1)
             i = int(scores.argmin())
-            guess = replace(guess, width=within(self.blurs, guess.width * math.exp(float(x[i]))))
+            at += float(x[i])
             if 0 < i < len(x) - 1:
                 break
-        x, scores = self._around(image, guess, level, NEAR / 2, 1, VERSIONS)
-        at, _, score = vertex(x, scores)
-        return score, replace(guess, width=within(self.blurs, guess.width * math.exp(at)))
+        step, _, score = vertex(*self._around(image, guess, at, level, NEAR / 2, 1, VERSIONS))
+        return guess, at + step, score
 
     def _around(
-        self, image: Tensor, guess: Guess, level: int, step: float, count: int, versions: int
+        self, image: Tensor, guess: Guess, at: float, level: int, step: float, count: int, versions: int
     ) -> tuple[Tensor, Tensor]:
-        """Logarithms of ratios of widths around a guess, a count on either side, and their scores."""
+        """Steps from a width, a count on either side, and their scores; widths are ratios to a guess, in logarithms.
+
+        Images are restored with doubt, which spares those the scribbles whose width is nearly right.
+        """
         x = step * torch.arange(-count, count + 1).double()
-        widths = [within(self.blurs, guess.width * math.exp(ratio)) for ratio in x.tolist()]
-        seen = [observation(self.blurs, image, replace(guess, width=width)) for width in widths]
-        return x, self.scores([replace(one, level=level) for one in seen], versions)
+        widths = [within(self.blurs, guess.width * math.exp(at + ratio)) for ratio in x.tolist()]
+        seen = [observation(self.blurs, image, replace(guess, width=width), DOUBT) for width in widths]
+        far = FAR * ((at + x) / DOUBT).square()
+        return x, self.scores([replace(one, level=level) for one in seen], versions) + far
 
     def verdict(self, familiar: Familiar | None, seen: Observation, negative: bool = True) -> Verdict:
         """Whether an image, as it is restored, is like those that the model was calibrated on, or its negative is."""

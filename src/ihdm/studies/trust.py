@@ -12,6 +12,7 @@ from ihdm.judgement import calibrate
 from ihdm.metrics.fidelity import psnr
 from ihdm.model import Model
 from ihdm.pixels import to_unit
+from ihdm.progress import progress_bar
 from ihdm.restoration import DOUBT, likely, observation
 from ihdm.studies.lab import Lab
 from ihdm.studies.strangers import BORDERS, WAYS, by_pillow, by_scipy, strangers
@@ -19,20 +20,20 @@ from ihdm.studies.strangers import BORDERS, WAYS, by_pillow, by_scipy, strangers
 RADII = 0.054, 0.143  # of other programs' blurs, as shares of the longer side: 1.5 to 4 pixels of 28
 CLOSE = 1.0  # dB
 ALARMS = 0.05  # that may be false
-UNKNOWN = {"cuda": 200, "cpu": 40}  # images of an unknown width: each takes about ten seconds of a core
+UNKNOWN = 200  # images of an unknown width: each takes about ten seconds of a core
 CALIBRATED = 600  # held-out images that ihdm calibrate takes, unless told otherwise
-STRANGERS = 26  # pictures of each kind that the model does not know
+STRANGERS = 52  # pictures of each kind that the model does not know
 
 
 def unknown_widths(lab: Lab, model: Model) -> dict[str, dict[str, float]]:
     """Of held-out images blurred by other programs: what not knowing the width costs, and what intervals are worth."""
     judge = model.judge(lab.execution.quiet())
-    count, longest = 2 if lab.quick else UNKNOWN.get(lab.device.type, UNKNOWN["cpu"]), max(lab.images.shape[1:])
+    count, longest = 2 if lab.quick else UNKNOWN, max(lab.images.shape[1:])
     radii = (longest * torch.linspace(*RADII, count)).tolist()
     held_out = _fresh(lab.images.held_out, count)
     rows: dict[str, list[list[float]]] = {"Pillow": [], "scipy": []}
     order = torch.randperm(count, generator=torch.Generator().manual_seed(lab.seed)).tolist()
-    for i, (image, place) in enumerate(zip(held_out, order)):
+    for i, (image, place) in enumerate(progress_bar(list(zip(held_out, order)), desc="finding widths", unit="image")):
         name, width = ("Pillow", "scipy")[i % 2], radii[place]
         y = by_pillow(image, width) if name == "Pillow" else by_scipy(image, width, BORDERS[i // 2 % len(BORDERS)])
         y = y.double()
@@ -80,7 +81,7 @@ def trust(lab: Lab, model: Model) -> dict[str, Any]:
     distances: dict[str, list[float]] = {}
     for name, images in ({"held out": fresh} | strangers(fresh, count)).items():
         distances[name] = []
-        for i, image in enumerate(images):
+        for i, image in enumerate(progress_bar(images, desc=f"judging {name}", unit="image")):
             width = longest * (RADII[0] + (RADII[1] - RADII[0]) * (i * 7 % len(images)) / len(images))
             y = (by_pillow(image, width) if i % 2 else by_scipy(image, width, "reflect")).double()
             seen = observation(judge.blurs, y, likely(judge.blurs, y, width)[0])
