@@ -27,6 +27,7 @@ from ihdm.processes import Process
 from ihdm.registry import PROCESSES
 from ihdm.sampler import last
 from ihdm.settings import setting
+from ihdm.verbs.app import shown_as
 
 SETTINGS = ["process.K=6", "process.skip=linear", "network.channels=8", "network.multipliers=1,2", "network.blocks=1"]
 
@@ -56,7 +57,7 @@ def tabs(studio: Studio) -> list[str]:
     gr = pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
     from ihdm.app.page import build
 
-    return [block.label for block in build(studio, "tiny").blocks.values() if isinstance(block, gr.Tab)]
+    return [block.label for block in build({"tiny": studio}).blocks.values() if isinstance(block, gr.Tab)]
 
 
 @pytest.mark.parametrize("value", [None, "7", float("nan"), -1, 2.5, 1e300])
@@ -145,12 +146,31 @@ def test_the_strip_shows_as_many_pictures_as_were_asked_for():
         assert (page == 0).sum() == count * cell**2 and page.shape[0] < (rows + 1) * cell
 
 
+def test_each_model_has_a_page_with_its_own_tabs(studio, tiny_config):
+    gr = pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
+    from ihdm.app.page import build
+
+    page = build({"tiny": studio, "Runs 2 ä": made(tiny_config, "process.kind=ddpm"), "å": made(tiny_config)})
+    assert [(path, name) for path, name, _ in page.pages] == [("", "Home"), ("runs-2", "Runs 2 ä"), ("model", "å")]
+    shown = [(block.page, block.label) for block in page.blocks.values() if isinstance(block, gr.Tab)]
+    assert [label for path, label in shown if path == ""] == tabs(studio)
+    assert [label for path, label in shown if path == "runs-2"] == ["Generate", "Interpolate", "Branch"]
+    names = [block.main_page_name for block in page.blocks.values() if isinstance(block, gr.Navbar)]
+    assert names == ["tiny"] * 3
+
+
+def test_models_of_one_name_can_be_told_apart(tmp_path):
+    one, other = tmp_path / "a" / "run" / "model", tmp_path / "b" / "run"
+    shown = {shown_as(str(one), {}): 1}
+    assert [*shown, shown_as(str(other), shown), shown_as("mnist-ready", shown)] == ["run", "run 2", "mnist-ready"]
+
+
 def test_the_first_results_are_those_of_the_first_settings(studio, tmp_path):
     pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
     from ihdm.app.page import build
 
     firsts = Firsts()
-    build(studio, "tiny", firsts)
+    build({"tiny": studio}, firsts)
     firsts.make(tmp_path)
     generated, table, strip, branches = firsts.all[:4]
     assert all(first.ready for first in firsts.all)
@@ -280,7 +300,7 @@ def test_restoring_starts_as_the_process_restores_best_and_generating_as_the_mod
     from ihdm.app.page import build
 
     studio = made(tiny_config, "sampling.sampler=exact", "sampling.steps=4", "sampling.eta=0.7")
-    page = build(studio, "tiny")
+    page = build({"tiny": studio})
     assert any(
         "usually made in 4 steps" in str(block.value) for block in page.blocks.values() if type(block) is gr.HTML
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -30,38 +31,47 @@ MOST_WAITING = 20  # visitors in the queue; one more is asked to come back later
 CACHE_SECONDS = 3600  # that files of visitors are kept
 
 
-def build(studio: Studio, name: str, firsts: Firsts | None = None) -> gr.Blocks:
-    """The page for a model; `firsts` are told what its tabs show at first."""
+def build(studios: Mapping[str, Studio], firsts: Firsts | None = None) -> gr.Blocks:
+    """The page of a model, or one page for each, with links; `firsts` are told what tabs show at first."""
+    import gradio as gr
+
+    told = Firsts() if firsts is None else firsts
+    (name, studio), *others = studios.items()
+    with gr.Blocks(title="ihdm", analytics_enabled=False, delete_cache=(600, CACHE_SECONDS)) as page:
+        gr.Navbar(main_page_name=name)
+        _fill(page, name, studio, told)
+    for other, its_studio in others:
+        with page.route(other, re.sub(r"[^a-z0-9]+", "-", other.lower()).strip("-") or "model"):
+            gr.Navbar(main_page_name=name)
+            _fill(page, other, its_studio, told)
+    return page.queue(max_size=MOST_WAITING, api_open=False)
+
+
+def _fill(page: gr.Blocks, name: str, studio: Studio, firsts: Firsts) -> None:
+    """What a model can do, in tabs; those that its process cannot are left out."""
     import gradio as gr
 
     from ihdm.app.job import Bench
     from ihdm.app.tabs import branch, colour_and_shape, generate, interpolate, restore
 
-    told = Firsts() if firsts is None else firsts
     by_chance = chance(studio.process)
-    tabs: dict[
-        str, tuple[Callable[[Studio, Callable[[], Bench]], None], bool]
-    ] = {  # and whether the process can do that
+    shapes = "Colour and shape" if studio.in_colour else "Brightness and shape"
+    tabs: dict[str, tuple[Callable[[Studio, Callable[[], Bench]], None], bool]] = {
         "Generate": (generate.tab, True),
-        "Colour and shape" if studio.in_colour else "Brightness and shape": (
-            colour_and_shape.tab,
-            studio.picks and by_chance,
-        ),
+        shapes: (colour_and_shape.tab, studio.picks and by_chance),
         "Interpolate": (interpolate.tab, True),
         "Branch": (branch.tab, by_chance),
         "Restore": (restore.tab, studio.restores),
     }
-    with gr.Blocks(title="ihdm", analytics_enabled=False, delete_cache=(600, CACHE_SECONDS)) as page:
-        gr.HTML(_masthead(studio, name))
-        for title, (tab, possible) in tabs.items():
-            if possible:
-                with gr.Tab(title):
-                    tab(studio, partial(Bench.build, page, told))
-    return page.queue(max_size=MOST_WAITING, api_open=False)
+    gr.HTML(_masthead(studio, name))
+    for title, (tab, possible) in tabs.items():
+        if possible:
+            with gr.Tab(title):
+                tab(studio, partial(Bench.build, page, firsts))
 
 
 def serve(
-    studio: Studio, name: str, host: str, port: int, open_browser: bool = False, allowed: Iterable[str] = ()
+    studios: Mapping[str, Studio], host: str, port: int, open_browser: bool = False, allowed: Iterable[str] = ()
 ) -> None:
     """Show the page until Ctrl-C. Files of visitors lie in a folder that then vanishes.
 
@@ -77,7 +87,7 @@ def serve(
         from ihdm.app.theme import CSS, ENTER_STARTS, theme
 
         firsts = Firsts()
-        page = build(studio, name, firsts)
+        page = build(studios, firsts)
         page.launch(
             server_name=written,
             server_port=port,

@@ -88,4 +88,6 @@ class Blurring(NoisePredicting):
         return f"{cls.title}, K = {settings.K}, sigma_B up to {settings.sigma_B_max:g} pixels, {settings.skip} skip"
 
     def level_words(self, k: int) -> str:
+        if not k:
+            return "sharp"
         return f"blurred over {float(self.sigma_B[k]):.1f} pixels, under noise of {2 * float(self._sigma.value[k]):.2f}"

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
+from collections.abc import Container
 from typing import Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from ihdm.config import Device, Precision
+from ihdm.config import Device, Precision, shipped
 from ihdm.disk import expanded, real
 from ihdm.errors import IhdmError
 
 
 def app(
-    model: Annotated[Positional[str], arg(metavar="[MODEL]")] = "mnist-ready",
+    models: Annotated[Positional[tuple[str, ...]], arg(metavar="[MODEL ...]", help_behavior_hint="")] = (),
     /,
     host: Annotated[str, arg(metavar="ADDRESS")] = "127.0.0.1",
     port: Annotated[int, arg(metavar="INT")] = 7860,
@@ -23,10 +25,10 @@ def app(
     open: bool = False,
     allow_host: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME")] = (),
 ) -> None:
-    """Show a web page for playing with a model, for this machine only.
+    """Show a web page for playing with models, for this machine only.
 
     Args:
-        model: a model folder, a run folder, owner/name on the hub, or mnist-ready, which comes with ihdm
+        models: model folders, run folders, owner/name on the hub; default: those that come with ihdm
         host: the address to listen on; 0.0.0.0: let other machines of the network see the page
         port: 0: any that is free
         device: where to compute; auto: the GPU if there is one
@@ -46,8 +48,16 @@ def app(
     Addresses.of(host, allow_host)
     keep_freed_memory()
     place = choose_device(device)
-    loaded = placed(Model.from_pretrained(model), place)
-    pixels = math.prod(loaded.config.shape[1:])
-    name = real(expanded(model))
-    shown = name.parent.name if name.name == "model" else name.name
-    serve(Studio(loaded, choose_precision(precision, place, pixels)), shown, host, port, open, allow_host)
+    studios: dict[str, Studio] = {}
+    for model in models or shipped():
+        loaded = placed(Model.from_pretrained(model), place)
+        precise = choose_precision(precision, place, math.prod(loaded.config.shape[1:]))
+        studios[shown_as(model, studios)] = Studio(loaded, precise)
+    serve(studios, host, port, open, allow_host)
+
+
+def shown_as(model: str, others: Container[str]) -> str:
+    """The name of a model on the page, by which no other is known."""
+    folder = real(expanded(model))
+    name = folder.parent.name if folder.name == "model" else folder.name
+    return next(found for n in itertools.count(1) if (found := name if n == 1 else f"{name} {n}") not in others)

@@ -18,8 +18,8 @@ from ihdm.app.tabs.parts import PAGE, lead, offered, picture, random_seed, save_
 from ihdm.app.tabs.sampling import sampling_row
 from ihdm.app.ways import chosen
 
-TEXT = """Every picture begins with hardly anything in it. The model brings it out in small steps, most of them with a
-pinch of chance, until there is a picture that nobody has drawn. **Move the slider to watch it happen.**"""
+TEXT = """Every picture begins with hardly anything in it. The model brings it out in small steps, until there is a
+picture that nobody has drawn. **Move the slider to watch it happen.**"""
 
 
 def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
