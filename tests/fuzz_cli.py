@@ -26,6 +26,7 @@ from PIL import Image
 from ihdm.cli import VERBS, main
 from ihdm.config import presets, setting_rows
 from ihdm.studies import STUDIES
+from ihdm.studies.family import FAMILY
 
 MEMORY = 6 * 2**30  # bytes more than at the start that a line may take
 PATIENCE = 90  # seconds
@@ -65,6 +66,7 @@ KINDS: dict[str, list[str]] = {
     "data": SOURCES,
     "preset": [*presets(), *["digits", "own.toml"] * 6, "own.toml", "bad.toml", "nowhere.toml", "", "é"],
     "sampler": ["paper", "exact", "momentum"],
+    "part": [*FAMILY, "blur-20", "late-8"],
     "metric": ["neighbours", "spectrum", "fid", "kid"],
     "set": [],  # made up
     "flag": [],
@@ -76,7 +78,8 @@ OPTIONS: dict[str, dict[str, str]] = {
     "likelihood": {"data": "data", "n": "number", "seed": "number", "json": "path", "figures": "path"},
     "evaluate": {"data": "data", "n": "number", "seed": "number", "json": "path", "metrics": "metric"},
     "calibrate": {"n": "number", "resize": "flag"},
-    "study": {"model": "model", "data": "data", "preset": "preset", "out": "path", "seed": "number", "set": "set"},
+    "study": {"model": "model", "data": "data", "preset": "preset", "out": "path", "seed": "number", "only": "part"}
+    | {"set": "set"},
     "info": {"data": "data", "set": "set"},
     "settings": {},
     "app": {"host": "text", "port": "text"},

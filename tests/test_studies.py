@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from importlib import import_module
 from typing import get_args
 
@@ -22,6 +23,7 @@ from ihdm.studies.input_gradients import _within
 from ihdm.studies.interpolation import _roughness
 from ihdm.studies.lab import PAPER_WORDS, Lab
 from ihdm.studies.power_spectrum import _slope
+from ihdm.studies.relatives import _timed
 from ihdm.studies.verdict import Verdict
 
 TINY = ["trainer.steps=8", "trainer.checkpoint_every=4", "process.K=8", "network.channels=8", "trainer.batch_size=8"]
@@ -50,7 +52,7 @@ def test_every_study_makes_a_picture_numbers_and_words(name, folder, capsys):
 
 
 def test_a_given_model_is_studied(folder, tmp_path, capsys):
-    (model,) = [path for path in folder.glob("models/*/model") if "ddpm" not in (path / "config.json").read_text()][:1]
+    model = Lab(folder, settings=tuple(TINY), quick=True, device_name="cpu").run() / "model"
     main(["study", "same-start", "--quick", "--model", str(model), "--data", "digits", "--out", str(tmp_path)])
     assert json.loads((tmp_path / "same-start.json").read_text())["model"] == model.parent.name
     assert not (tmp_path / "models").exists()  # nothing was trained
@@ -87,7 +89,7 @@ def test_named_images_are_brought_to_the_models_shape(name, four_channels, tmp_p
     assert tree["command"] == f"ihdm study {name} --model four --data digits --quick" and tree["data"] == "digits"
 
 
-@pytest.mark.parametrize("name", ["delta-sweep", "few-shot", "prior-overlap", "neighbours", "network-bias"])
+@pytest.mark.parametrize("name", ["delta-sweep", "few-shot", "prior-overlap", "neighbours", "network-bias", "family"])
 def test_studies_of_held_out_images_need_some(name, folder, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         words = [word for setting in (*TINY, "data.holdout=0") for word in ("--set", setting)]
@@ -145,6 +147,64 @@ def test_exact_steps_are_measured_in_fewer_and_fewer_steps(folder):
     steps = {way["steps"] for way in numbers["ways"].values() if way.get("eta") == 0}
     assert steps == {8, 4, 2, 1} and list(numbers["distance"]) == list(numbers["ways"])
     assert all(math.isfinite(distance) for distance in numbers["distance"].values())
+
+
+@pytest.mark.parametrize("name", ["family", "how-much-blur"])
+def test_relatives_differ_in_the_process_alone_whichever_the_preset_has(name, tmp_path):
+    presets = ("cifar10", "cifar10-blurring", "cifar10-growing", "cifar10-soft")
+    for relative in import_module(f"ihdm.studies.{name.replace('-', '_')}").parts(False).values():
+        labs = [Lab(tmp_path, preset, ("trainer.steps=12500", "process.K=123")) for preset in presets]
+        configs = [lab.config.with_settings(relative.words(lab)) for lab in labs]
+        assert len({config.process for config in configs}) == 1 and configs[0].process.K == 123
+        for lab, config in zip(labs, configs):
+            assert config.trainer == lab.config.trainer
+            assert (config.network, config.data) == (lab.config.network, lab.config.data)
+
+
+def test_a_study_in_parts_finds_what_was_measured_and_says_what_is_missing(tmp_path, capsys):
+    words = [word for setting in TINY for word in ("--set", setting)]
+    words = ["--quick", "--out", str(tmp_path), "--device", "cpu", *words]
+    main(["study", "family", *words, "--only", "cold", "late-blur"])
+    numbers = json.loads((tmp_path / "family.json").read_text())["numbers"]
+    assert list(numbers["relatives"]) == ["cold", "late-blur"]
+    assert numbers["missing"] == ["heat", "growing", "soft", "blurring", "diffusion"]
+    assert numbers["relatives"]["cold"]["bits_per_dimension"] is None
+    late = numbers["relatives"]["late-blur"]
+    assert late["steps"] == [8, 2, 1] and len(late["distance"]) == len(late["sampled"]) == 3
+    assert late["bits_per_dimension"] > 0 and min(late["seconds_per_image"]) > 0
+    said = capsys.readouterr().out
+    assert "Not measured yet: heat, growing, soft, blurring, diffusion (`--only heat" in said
+    assert (
+        "Verdict: too small to tell" in said
+        and "| cold | `kind=cold sigma_B_max=auto` |" in (tmp_path / "family.md").read_text()
+    )
+    shutil.rmtree(tmp_path / "models")  # as if on another machine, to which the measurements were brought
+    main(["study", "how-much-blur", *words, "--only", "late-8"])
+    assert "training digits" not in capsys.readouterr().out and not (tmp_path / "models").exists()
+    tree = json.loads((tmp_path / "how-much-blur.json").read_text())
+    assert tree["numbers"]["relatives"] == {"late-8": late} and "--only" not in tree["command"]
+    (kept,) = [path for path in (tmp_path / "measured").iterdir() if "kind=cold" in path.read_text()]
+    kept.write_text(kept.read_text()[:-40])
+    with pytest.raises(SystemExit, match="1"):
+        main(["study", "family", *words, "--only", "cold"])
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_parts_that_do_not_exist_are_refused(tmp_path, capsys):
+    for name, part, message in (
+        ("family", "haet", "unknown part of family 'haet'; did you mean 'heat'?"),
+        ("sequence", "heat", "the study sequence has no parts"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main(["study", name, "--quick", "--only", part, "--out", str(tmp_path)])
+        assert message in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_the_time_of_an_image_leaves_out_the_first_of_several_batches(monkeypatch):
+    clock = iter([0.0, 10.0, 11.0, 12.0])  # begun, then the end of each batch
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    images, seconds = _timed([torch.zeros(4, 1, 2, 2)] * 3)
+    assert len(images) == 12 and seconds == pytest.approx(2 / 8)
 
 
 def test_studies_are_listed_and_unknown_ones_refused(capsys):

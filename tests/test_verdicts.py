@@ -67,6 +67,15 @@ def steps(half, error):
     return {"K": 50, "distance": dict(zip(ways, (10.0, half))), "distance_error": dict.fromkeys(ways, error)}
 
 
+def relatives(error=0.1, **distances):
+    """Of a name with a hyphen, written as it is in Python."""
+    found = {
+        name.replace("_", "-"): {"distance": [value, 0.0], "distance_error": [error, None]}
+        for name, value in distances.items()
+    }
+    return {"relatives": found}
+
+
 def rings(*generated):
     return {"frequencies_above_noise": {"generated": generated, "forward": (1, 5, 12, 21)}}
 
@@ -153,6 +162,24 @@ CASES = [
     ),
     ("network-bias", *({"gain": [gain, 0.0], "gain_error": 0.02} for gain in (0.17, -0.3, 0.03))),
     ("exact-steps", steps(8.0, 0.1), steps(12.0, 0.1), steps(9.9, 0.1)),
+    (
+        "family",
+        relatives(heat=40.0, growing=28.0, late_blur=22.0),
+        relatives(heat=40.0, growing=28.0, late_blur=45.0),
+        relatives(heat=40.0, growing=28.0),  # the rest is to come
+    ),
+    (
+        "family",
+        relatives(heat=40.0, growing=39.0, late_blur=39.0),
+        relatives(heat=40.0, growing=41.0, late_blur=22.0),
+        relatives(heat=40.0, growing=39.9, late_blur=22.0),
+    ),
+    (
+        "how-much-blur",
+        relatives(blur_0=20.0, blur_20=18.0),
+        relatives(blur_0=18.6, blur_20=33.1),
+        relatives(None, blur_0=18.6, blur_20=33.1),
+    ),
     ("restore", restored([30.0, 20.0]), restored([30.0, 10.0]), restored([20.5, 20.0])),
     ("restore", restored([22.0, 17.0]), restored([18.0, 17.0]), restored([30.0, 20.0], images=4)),
 ]

@@ -54,11 +54,11 @@ def figure(
         page.savefig(path)
 
 
-def octaves(axis: Any) -> None:
-    """Powers of two, written plainly, along a logarithmic axis that spans little more than a decade."""
+def octaves(axis: Any, times: Sequence[float] = (1,)) -> None:
+    """Powers of two, and so many times these, written plainly, on a logarithmic axis of little more than a decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axis.set_major_locator(LogLocator(base=2))
+    axis.set_major_locator(LogLocator(base=2, subs=times))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 

@@ -108,6 +108,3 @@ class DDPM(Diagonal):
 
     def level_words(self, k: int) -> str:
         return f"{100 * float(1 - self.alpha_bar[k]):.0f} % noise" if k else "an image"
-
-    def sampling_words(self) -> str:
-        return f"{len(self.levels()) - 1} steps, eta {self.sampling.eta:g}"

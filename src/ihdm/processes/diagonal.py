@@ -121,3 +121,7 @@ class Diagonal(Process):
             return self.step(network, state, k, j, eps)
         u_k, of_k = state
         return torch.stack(self._moved(network, u_k, k, j, eps, i, of_k))
+
+    def sampling_words(self) -> str:
+        order = ", second order" if self.remembers else ""
+        return f"{len(self.levels()) - 1} steps, eta {self.sampling.eta:g}{order}"

@@ -97,10 +97,6 @@ class NoisePredicting(Diagonal):
         ratio = self.ratio(k, j, like)
         return super().slope(i, k, j, like) * ratio * ratio.reciprocal().clamp_max(MOST_AHEAD)
 
-    def sampling_words(self) -> str:
-        order = ", second order" if self.remembers else ""
-        return f"{len(self.levels()) - 1} steps, eta {self.sampling.eta:g}{order}"
-
     @abstractmethod
     def prior_divergence(self, u_0: Tensor) -> Tensor:
         """D_KL[q(u_K | u_0) || p(u_K)], for each image."""

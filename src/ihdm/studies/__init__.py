@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ihdm.errors import unknown
+from ihdm.errors import UsageError, unknown
 from ihdm.studies.verdict import Judged
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ STUDIES = {
     "langevin-limit": "with many levels a step becomes a Langevin step (App. A.4)",
     "network-bias": "how far a learned step is from the best linear one (beyond the paper)",
     "exact-steps": "samples by the paper's steps and by exact ones in fewer and fewer steps (beyond the paper)",
+    "family": "processes of blur and noise, trained alike: samples, quality over steps, bounds (beyond the paper)",
+    "how-much-blur": "blurring diffusion with more and more blur, and later blur, trained alike (beyond the paper)",
     "restore": "blurred images made sharp again: how close to the truth, and how sure (beyond the paper)",
 }
 
@@ -37,9 +40,20 @@ def run(name: str, lab: Lab) -> tuple[Findings, Judged]:
     """Run a study, compare it with what is claimed, and write NAME.png, NAME.json and NAME.md."""
     if name not in STUDIES:
         raise unknown("study", name, STUDIES)
-    _ = lab.images  # refused before any work if they are not the model's
     module = import_module(f"ihdm.studies.{name.replace('-', '_')}")
+    if lab.only:
+        _check_parts(name, lab.only, module.parts(lab.quick) if hasattr(module, "parts") else {})
+    _ = lab.images  # refused before any work if they are not the model's
     findings = module.study(lab)
     judged = Judged(module.CLAIM, module.verdict(findings.numbers))
     lab.write(name, STUDIES[name], findings, judged)
     return findings, judged
+
+
+def _check_parts(name: str, chosen: tuple[str, ...], parts: Iterable[str]) -> None:
+    parts = list(parts)
+    if not parts:
+        raise UsageError(f"the study {name} has no parts: --only is for those that train one process after the other")
+    for part in chosen:
+        if part not in parts:
+            raise unknown(f"part of {name}", part, parts)

@@ -89,6 +89,11 @@ def _check(thing: Any, needed: Sequence[str], title: str) -> None:
         )
 
 
+def digest(tree: Any) -> str:
+    """A short name for plain values."""
+    return hashlib.blake2b(json.dumps(tree).encode(), digest_size=6).hexdigest()
+
+
 @dataclass(frozen=True)
 class Findings:
     """numbers: for JSON. look_for, paper, found: what the picture shows, what the paper says, what came out."""
@@ -114,6 +119,7 @@ class Lab:
     Of the settings, only those of sampling are for the model too.
 
     quick: small and fast rather than sharp, on the embedded digits unless something else is named.
+    only: parts of the study that are computed, the others being shown if they were before; none: all.
     """
 
     out: Path
@@ -125,6 +131,7 @@ class Lab:
     seed: int = 0
     device_name: Any = "auto"
     inception: Path | None = None
+    only: tuple[str, ...] = ()
 
     @cached_property
     def config(self) -> Config:
@@ -187,13 +194,16 @@ class Lab:
         process = kind.from_state(found.config.process, sampling, found.config.shape, found.process.state())
         return placed(Model(replace(found.config, sampling=sampling), process, found.network), self.device)
 
+    def folder(self, *settings: str, images: ImageSet | None = None) -> Path:
+        """Where the run of a model with the settings is, or will be: named by all that makes its weights."""
+        tree = self.config.with_settings(settings).tree()
+        fixed = {name: values for name, values in tree.items() if name not in NOT_TRAINED}
+        return self.out / "models" / digest([fixed, (images or self.images).fingerprint()])
+
     def run(self, *settings: str, images: ImageSet | None = None) -> Path:
         """The run folder of a model with the settings, trained to its end; an unfinished one is continued."""
         images = images or self.images
-        config = self.config.with_settings(settings)
-        fixed = {name: values for name, values in config.tree().items() if name not in NOT_TRAINED}
-        settled = json.dumps([fixed, images.fingerprint()])
-        folder = self.out / "models" / hashlib.blake2b(settled.encode(), digest_size=6).hexdigest()
+        config, folder = self.config.with_settings(settings), self.folder(*settings, images=images)
         model = folder / "model" / "config.json"
         if not model.exists() or json.loads(model.read_text())["steps"] < config.trainer.steps:
             print(f"training {self.preset} {' '.join(settings)}".rstrip(), flush=True)
@@ -263,7 +273,10 @@ class Lab:
         return self.out / f"{name}.png"
 
     def command(self, name: str, subject: str) -> str:
-        """What was typed, but for places on this machine: a model and images are called by their names."""
+        """What was typed, but for places on this machine: a model and images are called by their names.
+
+        Of a study in parts, what makes all of it.
+        """
         words = ["ihdm", "study", name]
         if self.model_name is not None:
             words += ["--model", subject]
@@ -276,12 +289,15 @@ class Lab:
         words += ["--quick"] if self.quick else []
         return shlex.join([*words, *(["--seed", str(self.seed)] if self.seed else [])])
 
+    @property
+    def machine(self) -> str:
+        return torch.cuda.get_device_name() if self.device.type == "cuda" else f"CPU ({platform.machine()})"
+
     def write(self, name: str, title: str, findings: Findings, judged: Judged) -> None:
         """NAME.json and NAME.md beside the picture."""
         given = Path(self.model_name or "")
         subject = (given.parent.name if given.name == "model" else given.name) or self.preset
-        machine = torch.cuda.get_device_name() if self.device.type == "cuda" else f"CPU ({platform.machine()})"
-        command = self.command(name, subject)
+        machine, command = self.machine, self.command(name, subject)
         made = {"study": name, "command": command, "model": subject, "data": self.images.name, "seed": self.seed}
         made |= {"machine": machine, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
         tree = made | asdict(judged) | {"numbers": findings.numbers}

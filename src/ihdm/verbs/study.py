@@ -22,6 +22,7 @@ def study(
     data: Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="")] = None,
     preset: Annotated[str | None, arg(metavar="PRESET", help_behavior_hint="")] = None,
     quick: bool = False,
+    only: Annotated[tuple[str, ...], arg(metavar="PART ...", help_behavior_hint="")] = (),
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("studies"),
     seed: int = 0,
     inception: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
@@ -37,6 +38,7 @@ def study(
         data: the images it was trained on, or to train on; default: the preset's, if they have the model's shape
         preset: settings of models that are trained; default: mnist-small, with --quick digits
         quick: small and rough, in about a minute on a laptop
+        only: of studies in parts, such as family: compute these; others are shown if they were computed before
         out: the folder for NAME.png, NAME.json, NAME.md and trained models
         seed: of samples
         inception: the Inception network of 2015-12-05, for studies that compute FID; default: found or downloaded once
@@ -59,6 +61,6 @@ def study(
     keep_freed_memory()
     chosen = preset or ("digits" if quick else "mnist-small")
     words = tuple(itertools.chain(*settings))
-    lab = Lab(out, chosen, words, model, data, quick, seed, device, inception)
+    lab = Lab(out, chosen, words, model, data, quick, seed, device, inception, only)
     findings, judged = studies.run(name, lab)
     print(f"{findings.found}\n{judged}\n{out / f'{name}.png'}\n{out / f'{name}.md'}")
