@@ -18,11 +18,11 @@ FLOORS = [  # a module imports from its own floor or those before it
     {"errors", "cache", "heat", "schedule", "noise", "kernels", "pixels", "workers", "writer", "stopping", "plots"}
     | {"torch_archive", "sharding", "settings", "registry", "constant", "basis", "earlier", "disk", "progress"}
     | {"blurs"},
-    {"networks", "prior", "processes", "sampler", "likelihood", "restoration", "judgement"},
+    {"networks", "prior", "processes", "sampler", "likelihood", "restoration", "familiar"},
     {"config", "optimisation", "pictures"},
     {"data", "engine", "checkpoint", "metrics"},
     {"memory", "model_folder"},
-    {"execution"},
+    {"execution", "judgement"},
     {"model"},
     {"run", "packing", "evaluation", "convert", "training"},
     {"trainer", "describe"},
