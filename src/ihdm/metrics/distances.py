@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import safetensors
@@ -18,6 +18,7 @@ from ihdm.noise import Purpose, mix_seed
 
 KID_SUBSETS, KID_SUBSET = 100, 1000  # the usual choice
 KID_LEAST = 2 * KID_SUBSET  # images on either side from which on subsets differ enough to tell the deviation
+KEPT = ("features", "total", "outer")  # of a reference
 BLOCK = 4096  # features whose products are summed at a time
 
 
@@ -28,6 +29,7 @@ class Reference:
     features: Tensor
     total: Tensor
     outer: Tensor
+    _roots: dict[torch.device, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def from_features(cls, features: Tensor, device: torch.device | None = None) -> Reference:
@@ -42,6 +44,13 @@ class Reference:
         total, outer, count = self.total.to(device), self.outer.to(device), len(self)
         mean = total / count
         return mean, (outer - count * mean.outer(mean)) / (count - 1)
+
+    def root(self, device: torch.device) -> Tensor:
+        """Of the covariance; found once, as it takes about as long as all else of a distance."""
+        if device not in self._roots:
+            values, vectors = torch.linalg.eigh(self.moments(device)[1])
+            self._roots[device] = vectors * values.clamp(min=0).sqrt() @ vectors.T
+        return self._roots[device]
 
     def __len__(self) -> int:
         return len(self.features)
@@ -58,15 +67,10 @@ def frechet_distance(samples: Tensor, reference: Reference, device: torch.device
         raise IhdmError(f"FID needs two samples or more, all features finite; there are {len(samples)}")
     mean, covariance = Reference.from_features(samples, device).moments(device)
     other_mean, other = reference.moments(device)
-    root = _symmetric_root(other)
+    root = reference.root(device)
     common = torch.linalg.eigvalsh(root @ covariance @ root).clamp(min=0).sqrt().sum()
     gap = (mean - other_mean).square().sum()
     return max(0.0, float(gap + covariance.trace() + other.trace() - 2 * common))
-
-
-def _symmetric_root(matrix: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(matrix)
-    return vectors * values.clamp(min=0).sqrt() @ vectors.T
 
 
 def kernel_distance(
@@ -100,7 +104,7 @@ def write_reference(path: Path, key: Mapping[str, str], reference: Reference) ->
     """Write beside, then rename: a file of that name is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    save_file({name: tensor.cpu().contiguous() for name, tensor in vars(reference).items()}, unfinished, dict(key))
+    save_file({name: getattr(reference, name).cpu().contiguous() for name in KEPT}, unfinished, dict(key))
     unfinished.replace(path)
 
 
@@ -108,7 +112,7 @@ def read_reference(path: Path, key: Mapping[str, str]) -> Reference:
     try:
         with safe_open(path, "pt") as file:
             found = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in ("features", "total", "outer")}
+            tensors = {name: file.get_tensor(name) for name in KEPT}
     except (OSError, safetensors.SafetensorError) as error:
         raise IhdmError(f"{path} is damaged ({error}); remove it, and it will be computed again") from error
     if found != dict(key):
