@@ -51,8 +51,8 @@ class Familiar:
     """The law of features of images that a network knows: probabilistic PCA (Tipping and Bishop 1999), and quantiles.
 
     mean: (2, F), at level 0 of the blur that images were restored from, and its change up to level K; spread: (F,);
-    axes: (A, F), directions in units of the spread, with their variances; rest: the variance in all others;
-    quantiles: of squared distances of other images, evenly spaced.
+    axes: (A, F), directions in units of the spread, with their variances; rest: the variance in all others; usual: the
+    log of squared distances of other images at level 0, and its change; quantiles: of such in units of the usual.
     """
 
     mean: Tensor
@@ -60,6 +60,7 @@ class Familiar:
     axes: Tensor
     variances: Tensor
     rest: Tensor
+    usual: Tensor
     quantiles: Tensor
 
     @classmethod
@@ -73,15 +74,19 @@ class Familiar:
         _, values, axes = torch.linalg.svd(deviation / spread, full_matrices=False)
         variances, count = values.square() / len(known), min(AXES, len(known) // FOR_EACH, features.shape[1] - 1)
         rest = variances[count:].sum() / (features.shape[1] - count)
-        found = cls(mean, spread, axes[:count].half().double(), variances[:count], rest[None], torch.zeros(1))
-        distances = found.distances(features[third], levels[third])
-        return replace(found, quantiles=distances.quantile(torch.linspace(0, 1, QUANTILES).double()))
+        nothing = torch.zeros(2).double()
+        found = cls(mean, spread, axes[:count].half().double(), variances[:count], rest[None], nothing, nothing)
+        others = features[third], levels[third]
+        usual = torch.linalg.lstsq(design[third], found.distances(*others).log()[:, None]).solution[:, 0]
+        found = replace(found, usual=usual)
+        return replace(found, quantiles=found.distances(*others).quantile(torch.linspace(0, 1, QUANTILES).double()))
 
     def distances(self, features: Tensor, levels: Tensor) -> Tensor:
-        """Mahalanobis's, squared, of features (B, F) from levels (B,)."""
+        """Mahalanobis's, squared, of features (B, F) from levels (B,), in units of the usual."""
         z = (features - self.mean[0] - levels[:, None] * self.mean[1]) / self.spread
         along = (z @ self.axes.mT).square()
-        return (along / self.variances).sum(1) + (z.square().sum(1) - along.sum(1)) / self.rest
+        squares = (along / self.variances).sum(1) + (z.square().sum(1) - along.sum(1)) / self.rest
+        return squares / torch.exp(self.usual[0] + levels * self.usual[1])
 
     def shares(self, features: Tensor, levels: Tensor) -> Tensor:
         """The share of held-out images that are as unusual as each, or more."""
@@ -100,7 +105,7 @@ class Familiar:
             raise ValueError(f"it should have {', '.join(names)}")
         found = cls(**{name: tensor.double() for name, tensor in tensors.items()})
         size, count = found.spread.shape[-1:].numel(), found.variances.shape[-1:].numel()
-        shapes = (2, size), (size,), (count, size), (count,), (1,), (QUANTILES,)
+        shapes = (2, size), (size,), (count, size), (count,), (1,), (2,), (QUANTILES,)
         fits = all(getattr(found, name).shape == shape for name, shape in zip(names, shapes))
         if not fits or not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise ValueError(f"{', '.join(names)} do not belong together")

@@ -21,7 +21,7 @@ RADII = 0.054, 0.143  # of other programs' blurs, as shares of the longer side: 
 CLOSE = 1.0  # dB
 ALARMS = 0.05  # that may be false
 UNKNOWN = 200  # images of an unknown width: each takes about ten seconds of a core
-CALIBRATED = 600  # held-out images that ihdm calibrate takes, unless told otherwise
+CALIBRATED = 1200  # held-out images that ihdm calibrate takes, unless told otherwise
 STRANGERS = 52  # pictures of each kind that the model does not know
 
 

@@ -16,7 +16,7 @@ def calibrate(
     model: ModelName,
     /,
     data: Source,
-    n: int = 600,
+    n: int = 1200,
     resize: bool = False,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
