@@ -237,5 +237,5 @@ def test_it_has_a_page(model: Model, tiny_images: ImageSet):
     from ihdm.app.page import build
     from ihdm.app.studio import Studio
 
-    tabs = [block.label for block in build(Studio(model), "tiny").blocks.values() if isinstance(block, gr.Tab)]
+    tabs = [block.label for block in build({"tiny": Studio(model)}).blocks.values() if isinstance(block, gr.Tab)]
     assert tabs == ["Generate", "Interpolate", "Branch"]
