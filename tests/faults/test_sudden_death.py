@@ -76,6 +76,7 @@ def killed_until_done(run, kills: int, number: signal.Signals, seed: int, more: 
     return happened
 
 
+@at_length
 @pytest.mark.accident("killed (SIGKILL)", "at two random moments; to the bit the same run")
 def test_a_run_that_was_killed_twice(whole, tmp_path):
     assert killed_until_done(tmp_path / "run", 2, signal.SIGKILL, seed=1) > 0
