@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +22,7 @@ from ihdm.heat import GridLaplacian
 from ihdm.judgement import ALLOWED, vertex
 from ihdm.metrics.fidelity import psnr, ssim
 from ihdm.model import Model
-from ihdm.model_folder import FAMILIAR, ModelConfig, read_familiar
+from ihdm.model_folder import FAMILIAR, ModelConfig, read_familiar, shipped
 from ihdm.pixels import to_bytes, to_unit
 from ihdm.processes import InverseHeat, LinearPredictor, LinearSkip, Spectrum
 from ihdm.processes.inverse_heat import HeatSampling
@@ -509,6 +510,10 @@ def test_a_model_is_calibrated_by_a_command_and_says_what_it_does_not_know(shape
             (folder / FAMILIAR).write_bytes(save({n: t.contiguous() for n, t in (whole | wrong).items()}))
             with pytest.raises(IhdmError, match=r"familiar\.safetensors is damaged"):
                 read_familiar(folder)
+    shutil.copy(shipped()["mnist-ready"] / FAMILIAR, folder)
+    with pytest.raises(SystemExit):
+        main(restore)
+    assert "calibrated with another network; run ihdm calibrate again" in capsys.readouterr().err
     (folder / FAMILIAR).write_bytes(b"nothing")
     with pytest.raises(IhdmError, match="run ihdm calibrate again"):
         Model.from_pretrained(folder)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ihdm.blurs import COMMONEST
 from ihdm.engine import Frozen
+from ihdm.errors import IhdmError
 from ihdm.familiar import UNUSUAL, Familiar, Verdict, overheard
 from ihdm.likelihood import ROUNDING
 from ihdm.noise import SeededNoise
@@ -27,7 +28,7 @@ TRIED = 3  # kinds of blur that are restored, if they are likely enough
 VERSIONS = 2  # restored of each width, at last
 NEAR, NEARER = 0.03, 0.01  # relative distances of neighbouring widths, at first and at last
 ALIKE = 0.5  # nats between two kinds of blur that are the same in effect
-UNEXPLAINED = 0.5  # the weight of what a width leaves unexplained, beside surprise; with it there is little bias
+UNEXPLAINED = 0.5  # the weight of what a width leaves unexplained, beside surprise; found on digits
 UNLIKELY = 0.006  # that a kind of blur is worse by, for each nat that it is less likely by the spectrum
 FAR = 0.1  # that a width is worse by, if it is as far from the spectrum's as that is usually from the truth, DOUBT
 ROUNDS = 4  # as often a search may go on from the edge of what it has tried
@@ -83,10 +84,9 @@ class Judge:
         return torch.stack(columns, 1)
 
     def scores(self, seen: Sequence[Observation], versions: int) -> Tensor:
-        """How implausible each observation's blur is: log of surprise, and half the log of what it leaves unexplained.
+        """How implausible each observation's blur is: log of surprise, and some of the log of what is left unexplained.
 
-        Larger widths make images sharper, which surprises less, and leave more unexplained. The weight of the two was
-        found on digits; with it the best width is the true one, without bias.
+        Larger widths make images sharper, which surprises less, and leave more unexplained.
         """
         images, top = self.restored(seen, versions), max(2, seen[0].level)
         levels = sorted({round(2 + i * (top - 2) / (LEVELS - 1)) for i in range(LEVELS)})
@@ -149,7 +149,10 @@ class Judge:
 
     def share(self, familiar: Familiar, seen: Observation) -> float:
         """Of the images held out from training, how many are as unusual."""
-        return float(familiar.shares(self.features(seen), torch.tensor([seen.level / self.process.K]).double()))
+        features = self.features(seen)
+        if features.shape[1] != len(familiar.spread):
+            raise IhdmError("the model was calibrated with another network; run ihdm calibrate again")
+        return float(familiar.shares(features, torch.tensor([seen.level / self.process.K]).double()))
 
     @torch.no_grad()
     def features(self, *seen: Observation) -> Tensor:
