@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from torch import nn
 
 from ihdm import evaluation
 from ihdm.cli import main
-from ihdm.data import ImageSet
+from ihdm.config import load_config
+from ihdm.data import ImageSet, load_images
 from ihdm.errors import UsageError
 from ihdm.evaluation import quality, tables
 from ihdm.evaluation.quality import check_images, check_metrics
@@ -383,30 +385,20 @@ def test_likelihood_of_digits(files, capsys):
     assert (files / "out" / "likelihood.png").stat().st_size > 1000
 
 
-def test_evaluate_on_digits(files, capsys):
-    words = [
-        "evaluate",
-        "model",
-        "--data",
-        "digits",
-        "--n",
-        "16",
-        "--allow-few",
-        "--json",
-        "e.json",
-        "--figures",
-        "out",
-    ]
-    main(words)
+def test_evaluate(files, capsys):
+    digits = load_images(load_config("digits").data)
+    np.savez("few.npz", train=digits.train[:28, 0].numpy(), test=digits.held_out[:12, 0].numpy())
+    words = ["evaluate", "model", "--data", "few.npz", "--n", "16", "--allow-few", "--json", "e.json"]
+    main([*words, "--figures", "out"])
     captured = capsys.readouterr()
-    assert "FID" in captured.out and "digits train (1,707 images)" in captured.out
+    assert "FID" in captured.out and "few.npz train (28 images)" in captured.out
     assert "biased upwards" in captured.err and "spectra of 16 images scatter" in captured.err
     assert "too few images to tell its error" in captured.out and "KID from 16 images" in captured.err
-    assert "as the closest 1 % of those: too few held-out images to tell (90; at least 500 are needed)" in captured.out
+    assert "as the closest 1 % of those: too few held-out images to tell (12; at least 500 are needed)" in captured.out
     tree = json.loads((files / "e.json").read_text())
     assert tree["kid"][1] is None and tree["cautions"] == captured.err.splitlines()[-3:]
     assert tree["memorisation"]["pixels"]["closer"] is None and tree["memorisation"]["pixels"]["score"] > 0
-    assert "(90; at least 500" in tree["memorisation"]["pixels"]["missing"]["closer"]
+    assert "(12; at least 500" in tree["memorisation"]["pixels"]["missing"]["closer"]
     assert tree["samples"] == 16 and tree["fid"] > 0 and tree["convention"] == "clean"
     assert tree["sampling"] in captured.out and tree["sampling"] == "the paper's 10 steps, delta 0.0125"
 
@@ -500,6 +492,16 @@ main(sys.argv[1:])
 """
 
 
+def by_two(words, monkeypatch, spoken=None):
+    """A command by two processes, as torchrun starts them, one of which speaks."""
+    Path("two.py").write_text(TWO)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--", "two.py"]
+    done = subprocess.run([*command, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert spoken is None or done.stdout.count(spoken) == 1
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -509,36 +511,16 @@ main(sys.argv[1:])
     ],
 )
 def test_two_processes_give_the_result_of_one(files, words, monkeypatch):
-    (files / "two.py").write_text(TWO)
-    trees = []
-    for count in (1, 2):
-        monkeypatch.setenv("IHDM_CACHE", str(files / f"cache{count}"))
-        monkeypatch.setenv("OMP_NUM_THREADS", "1")
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            str(count),
-            "--",
-            "two.py",
-        ]
-        done = subprocess.run([*command, *words, "--json", f"{count}.json"], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("seed 0") == 1  # one process speaks
-        trees.append(json.loads((files / f"{count}.json").read_text()))
-    _assert_close(*trees)
+    monkeypatch.setenv("IHDM_CACHE", str(files / "one"))
+    main([*words, "--json", "one.json"])
+    monkeypatch.setenv("IHDM_CACHE", str(files / "two"))
+    by_two([*words, "--json", "two.json"], monkeypatch, spoken="seed 0")
+    _assert_close(*(json.loads((files / f"{count}.json").read_text()) for count in ("one", "two")))
 
 
 def test_two_processes_make_the_images_of_one(files, monkeypatch):
-    (files / "two.py").write_text(TWO)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     main(["sample", "model", "--n", "7", "--out", "one", "--grid", "one.png"])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--", "two.py"]
-    words = ["sample", "model", "--n", "7", "--out", "two", "--grid", "two.png"]
-    done = subprocess.run([*command, *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    by_two(["sample", "model", "--n", "7", "--out", "two", "--grid", "two.png"], monkeypatch)
     for name in [f"one/{i:06d}.png" for i in range(7)] + ["one.png"]:
         one, two = (np.asarray(Image.open(files / path), int) for path in (name, name.replace("one", "two")))
         assert np.abs(one - two).max() <= 1

@@ -14,6 +14,7 @@ import torch
 from archives import write_crosses
 from safetensors.torch import load_file
 
+from ihdm.cli import main
 from ihdm.run import read_log
 
 TINY = ["trainer.steps=6", "trainer.checkpoint_every=3", "trainer.samples=4", "trainer.batch_size=32", "process.K=10"]
@@ -29,6 +30,11 @@ def start(run, count: int, *settings: str, options: tuple[str, ...] = ()) -> sub
     )
 
 
+def alone(run, *settings: str) -> None:
+    """The same by this process."""
+    main(["train", "digits", "--run", str(run), "--set", *TINY, *settings])
+
+
 def finished(process: subprocess.Popen) -> str:
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
@@ -37,8 +43,8 @@ def finished(process: subprocess.Popen) -> str:
 
 def test_two_processes_take_the_steps_of_one(tmp_path):
     """The batch, its noise and its mirroring are those of one process, half of it each: the same loss and gradient."""
-    out = [finished(start(tmp_path / str(count), count)) for count in (1, 2)]
-    assert all(text.count("done; the model is in") == 1 for text in out)  # one of them speaks
+    alone(tmp_path / "1")
+    assert finished(start(tmp_path / "2", 2)).count("done; the model is in") == 1  # one of them speaks
     logs = [[line for line in read_log(tmp_path / run) if "loss" in line] for run in ("1", "2")]
     for one, two in zip(*logs, strict=True):
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
@@ -52,8 +58,8 @@ def test_two_processes_share_a_stream(tmp_path):
     """Each reads its own lanes; together they take the steps of one, also if they go on where it stopped."""
     write_crosses(tmp_path / "set", archives=5, images=40)
     words = [f"data.source={tmp_path / 'set'}", "data.stream=true", "data.buffer=64", "trainer.decay=0"]
-    finished(start(tmp_path / "plain", 1, *words))
-    finished(start(tmp_path / "run", 1, *words, "trainer.steps=3"))
+    alone(tmp_path / "plain", *words)
+    alone(tmp_path / "run", *words, "trainer.steps=3")
     assert "going on from step 3" in finished(start(tmp_path / "run", 2, *words, "data.workers=1"))
     last = [[line for line in read_log(tmp_path / run) if "loss" in line][-1] for run in ("plain", "run")]
     assert last[1]["loss"] == pytest.approx(last[0]["loss"], rel=1e-3)
@@ -129,13 +135,13 @@ def test_processes_that_are_started_again_do_not_wait_for_the_dead(tmp_path):
     assert done.stdout.count("attempt 1 [0, 1]") == 2
 
 
-def test_divided_weights_take_the_same_steps_and_go_on_from_a_checkpoint(tmp_path):
+def test_divided_weights_take_the_same_steps_and_go_on_from_a_checkpoint(tmp_path, capsys):
     """engine.shard: the run of one process, up to rounding, also if it stops in between; undivided it goes on too.
 
     Weights themselves are no measure: Adam takes steps of full length where the gradient is nothing but rounding.
     """
     words, divided = ["trainer.decay=0"], "engine.shard=true"
-    finished(start(tmp_path / "plain", 1, *words))
+    alone(tmp_path / "plain", *words)
     finished(start(tmp_path / "run", 2, *words, divided, "trainer.steps=3"))
     (tmp_path / "run" / "model" / "prior.safetensors").unlink()
     assert "going on from step 3" in finished(start(tmp_path / "run", 2, *words, divided))
@@ -152,10 +158,11 @@ def test_divided_weights_take_the_same_steps_and_go_on_from_a_checkpoint(tmp_pat
     ):
         assert run[step][key] == pytest.approx(plain[step][key], rel=1e-3), (step, key)
     assert (tmp_path / "run" / "samples" / "step-00000006.png").exists()
-    assert "going on from step 6" in finished(start(tmp_path / "run", 1, *words, "trainer.steps=7"))
+    alone(tmp_path / "run", *words, "trainer.steps=7")
+    assert "going on from step 6" in capsys.readouterr().out
 
 
-def test_weights_can_be_divided_among_several_processes_only(tmp_path):
-    process = start(tmp_path / "run", 1, "engine.shard=true")
-    _, error = process.communicate(timeout=120)
-    assert process.returncode != 0 and "start several, with torchrun" in error
+def test_weights_can_be_divided_among_several_processes_only(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        alone(tmp_path / "run", "engine.shard=true")
+    assert "start several, with torchrun" in capsys.readouterr().err
