@@ -517,6 +517,7 @@ def test_info_of_a_preset_and_of_a_model(model, capsys):
     main(["info", model])
     text = capsys.readouterr().out
     assert "7 steps on blobs" in text and "1 x 8 x 8" in text and "with 16 images at a time" in text
+    assert "4x4 from level" in text and "(network.pyramid)" in text
 
 
 def test_demo_makes_its_pictures_and_trains_only_once(tmp_path, capsys, monkeypatch):

@@ -13,6 +13,7 @@ from ihdm.data import image_shape
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network
+from ihdm.processes import coarse
 from ihdm.registry import NETWORKS, PROCESSES
 from ihdm.settings import as_tree
 
@@ -43,7 +44,9 @@ def model(name: str) -> dict[str, str]:
     rows = _rows(config) | {"trained": f"{config.steps:,} steps on {config.data}"}
     if config.origin:
         rows["trained"] = f"{config.steps:,} steps with the authors' code; converted from {config.origin}"
-    return rows | {"sampling": loaded.process.sampling_words()} | loaded.process.facts()
+    rows |= {"sampling": loaded.process.sampling_words()} | loaded.process.facts()
+    enough = coarse.words(loaded.process) if loaded.process.predicts_alone(config.process) else ""
+    return rows | ({"grids that suffice": f"{enough} (network.pyramid)"} if enough else {})
 
 
 def _rows(config: ModelConfig) -> dict[str, str]:

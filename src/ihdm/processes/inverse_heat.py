@@ -215,6 +215,13 @@ class InverseHeat(Diagonal):
         fresh = 1 - self.ratio(k, k - 1, errors_hat).square()
         return fresh * errors_hat.square() / (2 * max(self.sigma, LEAST_SIGMA) ** 2)
 
+    def signal_to_noise(self, k: int) -> Tensor | None:
+        """exp(2 t_k eigenvalues) P / sigma^2."""
+        if len(self.spectra) != 1 or self.sigma == 0:
+            return None
+        alpha = torch.exp(self.schedule.t[k] * self.laplacian.eigenvalues)
+        return self.spectra[0].signal_to_noise(alpha, self.sigma)
+
     # Back
 
     def levels(self, top: int | None = None) -> list[int]:

@@ -84,6 +84,10 @@ class NoisePredicting(Diagonal):
         seen = (2 * u_k - 1) / (2 * self.sigma_at(k, u_k)).clamp_min(1)
         return self.basis.to_spectrum(network(seen, k.expand(len(u_k))))
 
+    def signal_to_noise(self, k: int) -> Tensor | None:
+        spectrum, sigma = self.spectrum, float(self._sigma.value[k])
+        return None if spectrum is None else spectrum.signal_to_noise(self._alpha.value[k], sigma)
+
     # Back
 
     def predict(self, network: Network, u_k: Tensor, u_hat_k: Tensor, k: Tensor, j: Tensor) -> Tensor:

@@ -89,6 +89,15 @@ class Process(ABC):
         """What to bear in mind before training on images of a shape."""
         return []
 
+    @classmethod
+    def predicts_alone(cls, settings: Any) -> bool:
+        """Whether it predicts coefficients of which the network says nothing as well as can be from noise."""
+        return getattr(settings, "skip", None) == "linear"
+
+    def signal_to_noise(self, k: int) -> Tensor | None:
+        """alpha_k^2 P / sigma_k^2 of each coefficient, (*grid), the largest of all channels; None: it is not known."""
+        return None
+
     def facts(self) -> dict[str, str]:
         """What it has learned from the training images, for the card and `ihdm info`."""
         return {}

@@ -55,6 +55,10 @@ class Spectrum:
         """As `state` gave it."""
         return cls(*(state[OF_SPECTRUM + name].double() for name in ("mean", "axes", "power")))
 
+    def signal_to_noise(self, alpha: Tensor, sigma: float) -> Tensor:
+        """alpha^2 P / sigma^2 of each coefficient, (*grid), along the axis where it is largest."""
+        return alpha.square() * self.power.amax(0) / sigma**2 if sigma else torch.full_like(alpha, math.inf)
+
     def state(self) -> dict[str, Tensor]:
         return {OF_SPECTRUM + name: tensor for name, tensor in vars(self).items()}
 
