@@ -80,9 +80,14 @@ def test_a_lowered_network_learns_as_the_network_does_up_to_rounding():
         assert (lower - exact).norm() < 0.05 * exact.norm() + 1e-3
 
 
-def test_vectors_for_each_image_have_the_gradient_of_the_vector():
+@pytest.mark.parametrize("sizes", [[4], [1, 3, 2]])
+def test_vectors_for_each_image_have_the_gradient_of_the_vector(sizes):
+    """In each part of a batch, and where one is not used, as by other depths of a network."""
     one, two = torch.randn(3, requires_grad=True), torch.randn(5, requires_grad=True)
-    pulls = torch.randn(4, 3), torch.randn(4, 5)
-    found = torch.autograd.grad(_PerImage.apply(4, one, two), (one, two), pulls)
-    for gradient, pull in zip(found, pulls):
-        torch.testing.assert_close(gradient, pull.sum(0))
+    seen = _PerImage.apply(sizes, one, two)
+    assert [len(vector) for vector in seen] == [size for size in sizes for _ in range(2)]
+    used, pulls = seen[:-1], [torch.randn_like(vector) for vector in seen[:-1]]
+    found = torch.autograd.grad(used, (one, two), pulls, allow_unused=True)
+    for n, gradient in enumerate(found):
+        expected = sum((pull.sum(0) for pull in pulls[n::2]), torch.zeros_like(gradient))
+        torch.testing.assert_close(gradient, expected)

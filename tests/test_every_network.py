@@ -15,10 +15,13 @@ from ihdm.networks import build_network
 from ihdm.registry import NETWORKS
 from ihdm.trainer import Trainer
 
+PYRAMID = ("unet", "network.pyramid=5")  # sees levels from 5 on at half the size
 
-@pytest.fixture(params=list(NETWORKS))
+
+@pytest.fixture(params=[*((kind,) for kind in NETWORKS), PYRAMID], ids=" ".join)
 def config(request, tiny_config):
-    return tiny_config.with_settings([f"network.kind={request.param}"])
+    kind, *settings = request.param
+    return tiny_config.with_settings([f"network.kind={kind}", *settings])
 
 
 def built(config, shape=(1, 8, 8)):

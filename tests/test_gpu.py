@@ -299,3 +299,51 @@ def test_a_stream_feeds_the_gpu_and_goes_on(config, tmp_path, workers):
     part.train()
     for found, expected in zip(weights(part), weights(whole)):
         torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
+
+
+PLAIN_FLOAT32 = ("engine.precision=float32", "engine.compile=false")
+PYRAMID = "network.pyramid=5"  # of ten levels: of a batch of 16, eight images are seen at half the size
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_recorded_training_with_a_pyramid_is_training(config, tiny_images, tmp_path, accumulate):
+    """In float32 up to rounding; with kernels, which get vectors for the images of each depth, up to bfloat16's."""
+    common = [PYRAMID, "network.dropout=0", "network.channels=32", "trainer.batch_size=16"]
+    common += [f"trainer.accumulate={accumulate}"]
+    plain, *exact = trained(config, tiny_images, tmp_path / "plain", *common, *PLAIN_FLOAT32)
+    replayed, *found = trained(config, tiny_images, tmp_path / "recorded", *common, "engine.precision=float32")
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(exact), rtol=1e-4, atol=1e-6)
+    for one, other in zip(weights(replayed), weights(plain)):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
+    _, *fused = trained(config, tiny_images, tmp_path / "kernels", *common, "engine.precision=bf16")
+    torch.testing.assert_close(torch.tensor(fused[0]), torch.tensor(exact[0]), rtol=3e-3, atol=0)  # losses
+    torch.testing.assert_close(torch.tensor(fused[1]), torch.tensor(exact[1]), rtol=0.03, atol=0)  # norms
+    without, *_ = trained(config, tiny_images, tmp_path / "without", *common, "network.pyramid=none")
+    assert len(weights(without)) < len(weights(plain))  # else nothing was compared
+
+
+@pytest.fixture
+def pyramid(tiny_config, tiny_images) -> Model:
+    torch.manual_seed(0)
+    return on_gpu(tiny_config.with_settings(["network.channels=32", PYRAMID]), tiny_images)
+
+
+@pytest.mark.parametrize("options", [{}, {"sampler": "exact", "order": 2, "eta": 0.5, "steps": 9}])
+def test_recorded_sampling_with_a_pyramid_has_each_depth(pyramid, precision, options):
+    """In batches, so that every recording is replayed after the others; and on the CPU."""
+    found = pyramid.sample(9, seed=3, execution=Execution(precision, batch_size=3), **options)
+    plain = pyramid.sample(9, seed=3, execution=Execution(precision, compiled=False), **options)
+    tolerance = 1e-3 if precision == torch.float32 else 0.03
+    torch.testing.assert_close(found, plain, rtol=0, atol=tolerance)
+    on_cpu = placed(pyramid, torch.device("cpu")).sample(9, seed=3, **options)
+    torch.testing.assert_close(found, on_cpu, rtol=0, atol=2 * tolerance)
+
+
+@pytest.mark.parametrize("levels", [None, 4])
+def test_bounds_with_a_pyramid_of_one_level_or_of_several(pyramid, tiny_images, levels):
+    """Levels that all images share are recorded, by depth; those of their own are not."""
+    bounds = [
+        evaluation.likelihood(pyramid, tiny_images.train[:20], levels=levels, execution=e).bounds[0].total
+        for e in (Execution(batch_size=7), PLAIN)
+    ]
+    torch.testing.assert_close(*bounds, rtol=1e-3, atol=0)

@@ -16,6 +16,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton")
 
 from ihdm import kernels
+from ihdm.engine import Lowered
 from ihdm.networks.unet import UNet
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -136,6 +137,27 @@ def test_a_network_with_kernels_is_the_plain_network(size, resample, checkpoint)
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             output = torch.func.functional_call(network, given, (u, k))
             gradients = torch.autograd.grad(output.square().sum(), list(weights.values()))
+        results.append([output, *gradients])
+    for plain, fused in zip(*results, strict=True):
+        close(fused, plain.double(), 1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_with_kernels_each_depth_of_a_pyramid_is_the_plain_network(monkeypatch, training):
+    """In training images are divided by counts, else by their levels; each part has vectors of its own length."""
+    monkeypatch.setattr(kernels, "usable", lambda device, dtype: True)
+    torch.manual_seed(0)
+    network = UNet(2, 2, channels=8, multipliers=(1, 2), blocks=1, attention=(1,), dropout=0, pyramid=(4,))
+    network = network.to(DEVICE, memory_format=torch.channels_last).train(training)
+    network.expect(8, 4)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    u, k = torch.randn(4, 2, 5, 4, device=DEVICE), torch.tensor([8, 1, 5, 3], device=DEVICE)
+    results = []
+    for answering in (network, Lowered(network, torch.float32)):
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            output = answering(u, k)
+            gradients = torch.autograd.grad(output.square().sum(), list(network.parameters()))
         results.append([output, *gradients])
     for plain, fused in zip(*results, strict=True):
         close(fused, plain.double(), 1e-5)

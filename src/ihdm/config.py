@@ -109,7 +109,13 @@ class Config:
     engine: EngineConfig = EngineConfig()
 
     def __post_init__(self) -> None:
-        PROCESSES.of(self.process).check(self.process, self.sampling)
+        kind = PROCESSES.of(self.process)
+        kind.check(self.process, self.sampling)
+        if getattr(self.network, "pyramid", ()) and not kind.predicts_alone(self.process):
+            raise UsageError(
+                "network.pyramid leaves high frequencies of coarse levels to linear prediction, which the process does "
+                "not make as it is set; take process.skip=linear, if it has that, or network.pyramid=none"
+            )
 
     def with_settings(self, settings: Iterable[str]) -> Config:
         """A copy with `--set` words such as "process.K=50" applied."""

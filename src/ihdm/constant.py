@@ -22,5 +22,6 @@ class Constant:
         """The constant on the device and in the precision of `u`."""
         key = (u.device, u.dtype)
         if key not in self._copies:
-            self._copies[key] = self.value.to(u.device, u.dtype)
+            with torch.inference_mode(False):  # or training could not use it
+                self._copies[key] = self.value.to(u.device, u.dtype, copy=True)
         return self._copies[key]

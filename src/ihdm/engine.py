@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from ihdm import kernels
 from ihdm.config import Device, Precision
 from ihdm.errors import UsageError
 from ihdm.networks import float32_layers, has_fused_path
+from ihdm.networks.pyramid import depth_option, joined, parts_of
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -115,15 +116,24 @@ class Lowered(nn.Module):
         self.network, self.precision, self.fused = network, precision, fused and has_fused_path(network)
 
     def forward(self, u: Tensor, k: Tensor, *condition: Tensor) -> Tensor:
-        named = dict(self.network.named_parameters())
-        if self.fused and kernels.usable(u.device, self.precision):
-            vectors = [name for name, weight in named.items() if weight.ndim == 1]
-            kept = dict(zip(vectors, _PerImage.apply(len(u), *(named[name] for name in vectors))))
-        else:
+        named, u = dict(self.network.named_parameters()), u.to(self.precision)
+        if not (self.fused and kernels.usable(u.device, self.precision)):
             kept = {name: named[name] for name in self._kept()}
-        converted = [name for name in named if name not in kept]
-        lower = dict(zip(converted, _Convert.apply(self.precision, *(named[name] for name in converted))))
-        return functional_call(self.network, kept | lower, (u.to(self.precision), k, *condition)).float()
+            return functional_call(self.network, kept | self._converted(named, kept), (u, k, *condition)).float()
+        vectors = {name: weight for name, weight in named.items() if weight.ndim == 1}
+        lower, parts = self._converted(named, vectors), parts_of(self.network, k)
+        sizes = [len(k if part.rows is None else part.rows) for part in parts]
+        per_image = iter(_PerImage.apply(sizes, *vectors.values()))
+
+        def answer(u: Tensor, k: Tensor, depth: int | None) -> Tensor:
+            weights = lower | dict(zip(vectors, per_image))
+            return functional_call(self.network, weights, (u, k, *condition), depth_option(depth))
+
+        return joined(answer, u, k, parts).float()
+
+    def _converted(self, named: dict[str, nn.Parameter], kept: Iterable[str]) -> dict[str, Tensor]:
+        names = [name for name in named if name not in set(kept)]
+        return dict(zip(names, _Convert.apply(self.precision, *(named[name] for name in names))))
 
     def _kept(self) -> list[str]:
         layers = float32_layers(self.network)
@@ -160,15 +170,18 @@ class _Convert(torch.autograd.Function):
 
 
 class _PerImage(torch.autograd.Function):
-    """Vectors, seen once for each image; their gradients are summed over images in one go."""
+    """Vectors, seen once for each image of each part of a batch; their gradients are summed over images in one go."""
 
     @staticmethod
-    def forward(ctx: Any, images: int, *vectors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(vector.expand(images, -1) for vector in vectors)
+    def forward(ctx: Any, sizes: Sequence[int], *vectors: Tensor) -> tuple[Tensor, ...]:
+        ctx.widths = [len(vector) for vector in vectors]
+        return tuple(vector.expand(images, -1) for images in sizes for vector in vectors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *torch.cat(gradients, dim=1).sum(0).split([gradient.shape[1] for gradient in gradients])
+        count = len(ctx.widths)
+        parts = [torch.cat(gradients[n : n + count], dim=1) for n in range(0, len(gradients), count)]
+        return None, *torch.cat(parts).sum(0).split(ctx.widths)
 
 
 def lowered(network: nn.Module, precision: torch.dtype, fused: bool = True) -> nn.Module:
@@ -186,7 +199,12 @@ def placed(network: Module, device: torch.device) -> Module:
 
 
 class Frozen:
-    """A copy of a network as it is now, for use without gradients or dropout; it answers in float32."""
+    """A copy of a network as it is now, for use without gradients or dropout; it answers in float32.
+
+    Set `depth` to have it see all images on one of its grids (`networks/pyramid.py`), whatever their levels.
+    """
+
+    depth: int | None = None
 
     def __init__(self, network: nn.Module, precision: torch.dtype = torch.float32, fused: bool = True):
         device = next(network.parameters()).device
@@ -205,7 +223,7 @@ class Frozen:
 
     def __call__(self, u: Tensor, k: Tensor, *condition: Tensor) -> Tensor:
         with torch.inference_mode():
-            return self.module(u.to(self.precision), k, *condition).float()
+            return self.module(u.to(self.precision), k, *condition, **depth_option(self.depth)).float()
 
 
 Work = TypeVar("Work", bound=Callable[..., Tensor])

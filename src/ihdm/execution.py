@@ -16,6 +16,7 @@ from ihdm import memory
 from ihdm.engine import Frozen, compile_ahead, recorded
 from ihdm.errors import UsageError
 from ihdm.networks import build_network, has_fused_path
+from ihdm.networks.pyramid import parts_of
 
 if TYPE_CHECKING:
     from ihdm.model_folder import ModelConfig
@@ -68,12 +69,15 @@ class Runner:
         return most
 
     def recorded(self, work: Work, size: int) -> Work:
-        """A function that uses the network for batches of a size, made faster where that is possible."""
+        """A function that uses the network for batches of a size, made faster where that is possible.
+
+        The second argument of the function is the level, one for all images or one for each.
+        """
         if not self.execution.compiled:
             return work
         like = torch.empty(size, *self.config.shape, device=self.device)
         compile_ahead(self.module, like, self.execution.precision)
-        return recorded(work, self.device)
+        return ByDepth(work, self.network, self.device)  # type: ignore[return-value]
 
     def advice(self, size: int) -> contextlib.AbstractContextManager[None]:
         """If the memory does not suffice for batches of a size, say what would fit."""
@@ -89,6 +93,27 @@ class Runner:
         fused = execution.compiled and self.device.type == "cuda" and has_fused_path(self.module)
         build: Any = partial(build_network, self.config)
         return lambda batch: memory.to_sample(build, self.config.shape, batch, execution.precision, fused)
+
+
+class ByDepth:
+    """Work with a network, recorded once for each depth at which it sees images; a batch of several is not recorded."""
+
+    def __init__(self, work: Callable[..., Tensor], network: Frozen, device: torch.device):
+        self.work, self.network, self.device = work, network, device
+        self._recorded: dict[int | None, Callable[..., Tensor]] = {}
+
+    def __call__(self, state: Tensor, k: Tensor, *rest: Tensor | None) -> Tensor:
+        parts = parts_of(self.network.module, k.view(-1))
+        if len(parts) > 1:
+            return self.work(state, k, *rest)
+        depth = parts[0].depth
+        if depth not in self._recorded:
+            self._recorded[depth] = recorded(self.work, self.device)
+        self.network.depth = depth
+        try:
+            return self._recorded[depth](state, k, *rest)
+        finally:
+            self.network.depth = None
 
 
 def even(n: int, most: int) -> int:

@@ -81,13 +81,13 @@ class _MatrixAxis:
 
     def __init__(self, n: int):
         self.eigenvalues = _axis_eigenvalues(n)
-        self._basis = Constant(_cosine_basis(n))
+        self._basis = Constant(cosine_basis(n))
 
     def to_spectrum(self, u: Tensor, dim: int, count: int) -> Tensor:
-        return _along(self._basis.like(u)[:, :count].mT, u, dim)
+        return along(self._basis.like(u)[:, :count].mT, u, dim)
 
     def from_spectrum(self, u_hat: Tensor, dim: int) -> Tensor:
-        return _along(self._basis.like(u_hat), u_hat, dim)
+        return along(self._basis.like(u_hat), u_hat, dim)
 
     def operator(self, t: Tensor) -> Operator:
         """The blur of durations t, (B, L), along the last axis, which becomes the first."""
@@ -192,9 +192,9 @@ class FiniteDifferences:
         return total
 
 
-def _cosine_basis(n: int) -> Tensor:
+def cosine_basis(n: int) -> Tensor:
     """V with V[i, j] = cos(pi j (i + 1/2) / n), columns of unit length (App. A.1)."""
-    i = torch.arange(n).double()
+    i = torch.arange(n, device="cpu").double()
     basis = torch.cos(math.pi * (i[:, None] + 0.5) * i / n) * math.sqrt(2 / n)
     basis[:, 0] /= math.sqrt(2)
     return basis
@@ -262,7 +262,7 @@ def _last_to_first(matrices: Tensor, u: Tensor) -> Tensor:
     return product.unflatten(3, u.shape[2:-1])
 
 
-def _along(matrix: Tensor, u: Tensor, dim: int) -> Tensor:
+def along(matrix: Tensor, u: Tensor, dim: int) -> Tensor:
     """Multiply along one dimension by a matrix."""
     return (u.movedim(dim, -1) @ matrix.mT).movedim(-1, dim)
 

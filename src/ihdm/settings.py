@@ -68,7 +68,7 @@ def described(settings: Any) -> dict[str, str]:
     for f in fields(settings):
         default = as_tree(settings)[f.name]
         choices = f"{' | '.join(map(str, get_args(hints[f.name])))}; " if get_origin(hints[f.name]) is Literal else ""
-        shown = ",".join(map(str, default)) if isinstance(default, list) else str(default) or "none"
+        shown = ",".join(map(str, default if isinstance(default, list) else [default])) or "none"
         rows[f.name] = f"{f.metadata['about']} [{choices}default {shown}]"
     return rows
 

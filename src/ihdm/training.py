@@ -16,7 +16,7 @@ from ihdm.data.batches import mirrored
 from ihdm.engine import Recorded, compile_ahead, lowered, placed, recorded
 from ihdm.errors import UsageError
 from ihdm.model import Model
-from ihdm.networks import build_network, told
+from ihdm.networks import build_network, expect, told
 from ihdm.noise import Purpose, mix_seed
 from ihdm.optimisation import averaging_weight, follow, learning_rate
 from ihdm.pixels import to_unit
@@ -31,6 +31,8 @@ class Training:
         self.device = device = accelerator.device
         network = placed(model.network, device)
         network.checkpoint = config.engine.checkpoint  # type: ignore[assignment]
+        images = config.trainer.batch_size // accelerator.num_processes
+        expect(network, model.process.K, max(1, images // config.trainer.accumulate))
         self.average = copy.deepcopy(network).eval().requires_grad_(False)
         self.sharded = config.engine.shard
         if self.sharded:
@@ -85,13 +87,13 @@ class Training:
         if self.config.data.flip:
             chosen = torch.rand(len(u_0) * ranks, generator=self.generator, device=u_0.device) < 0.5
             u_0 = mirrored(u_0, chosen[rank::ranks])
-        count = self.config.trainer.accumulate
-        parts = list(zip(*(drawn.chunk(count) for drawn in (u_0, k, eps))))
-        conditions = [None] * len(parts) if condition is None else condition.chunk(count)
+        count = min(self.config.trainer.accumulate, len(u_0))
         total = torch.zeros((), device=u_0.device)
-        for number, (part, known) in enumerate(zip(parts, conditions), start=1):
-            with contextlib.nullcontext() if number == len(parts) else self.accelerator.no_sync(self.network):
-                loss = process.loss(told(self.network, known), *part).sum() / len(u_0)
+        for number in range(count):
+            own = slice(number, None, count)  # every count-th, so that levels are evenly spread in each part, too
+            known = None if condition is None else condition[own]
+            with contextlib.nullcontext() if number == count - 1 else self.accelerator.no_sync(self.network):
+                loss = process.loss(told(self.network, known), u_0[own], k[own], eps[own]).sum() / len(u_0)
                 loss.backward()
                 total += loss.detach()
         return total

@@ -123,7 +123,7 @@ def _answers(
     """What the bounds are made of, at the levels of each image, (images, levels, some numbers), on the CPU."""
     size = runner.size(max(1, len(images)))
 
-    def ask(u_0: Tensor, image: Tensor, k: Tensor) -> Tensor:
+    def ask(u_0: Tensor, k: Tensor, image: Tensor) -> Tensor:
         return bounding.ask(runner.network, u_0, k, SeededNoise(seed, image, model.config.shape)(k))
 
     ask = runner.recorded(ask, size)
@@ -137,7 +137,7 @@ def _answers(
             columns = []
             with runner.advice(size):
                 for k in levels[rows].T:
-                    columns.append(ask(u_0, image, k.to(model.device))[: len(own)].cpu())
+                    columns.append(ask(u_0, k.to(model.device), image)[: len(own)].cpu())
                     bar.update(len(own))
             found.append(torch.stack(columns, dim=1))
     if not found:  # a process without images has to know all the same how many numbers there are

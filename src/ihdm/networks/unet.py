@@ -3,6 +3,9 @@
 Residual blocks with GroupNorm and SiLU, the level k added in each as a sinusoidal embedding, attention on the coarse
 feature maps. Any number of channels and any height and width: odd sizes are rounded up going down, cut going up.
 
+Coarse levels may be seen on smaller grids (`pyramid.py`): then a state enters at the resolution of its size, by a stem
+of its own, and leaves there by a head of its own. Finer resolutions are left out; coarser ones serve all depths.
+
 Where vectors (biases, weights of normalisations) are given for each image, (B, C) instead of (C,), the GPU's kernels do
 the work: that is how `engine.py` asks for them.
 """
@@ -21,6 +24,7 @@ from torch import Tensor, nn
 
 from ihdm import kernels
 from ihdm.errors import UsageError
+from ihdm.networks.pyramid import Part, by_counts, by_levels, counts, cropped, embedded, joined, smaller
 from ihdm.settings import setting
 
 Resample = Literal["pool", "conv"]
@@ -43,6 +47,9 @@ class UNetSettings:
     groups: int | None = setting(
         None, "groups of each normalisation; auto: 32, fewer where they would have less than four channels", least=1
     )
+    pyramid: tuple[int, ...] = setting(
+        (), "levels from which half the size, a quarter, ... suffices the network (ihdm info MODEL), or none", least=1
+    )
 
     def __post_init__(self) -> None:
         if not self.multipliers:
@@ -54,6 +61,13 @@ class UNetSettings:
             )
         if self.groups is not None and self.channels % self.groups:
             raise UsageError(f"network.channels={self.channels} cannot be divided into network.groups={self.groups}")
+        if list(self.pyramid) != sorted(set(self.pyramid)):
+            raise UsageError(f"network.pyramid must grow from number to number, unlike {_listed(self.pyramid)}")
+        if len(self.pyramid) >= len(self.multipliers):
+            raise UsageError(
+                f"network.pyramid names {len(self.pyramid)} smaller sizes, but network.multipliers gives only "
+                f"{len(self.multipliers) - 1} below the finest"
+            )
 
 
 class UNet(nn.Module):
@@ -64,6 +78,7 @@ class UNet(nn.Module):
     attention: resolutions with attention, counted from the finest: l stands for maps of size / 2^l.
     resample: "pool" averages down and repeats up, as the paper; "conv" adds convolutions, as the authors' code.
     groups: of each normalisation; None: as `Norm` chooses.
+    pyramid: the first level of each smaller grid.
     Set `checkpoint` to keep only what enters each block for the backward pass, and compute the rest again.
     """
 
@@ -71,6 +86,7 @@ class UNet(nn.Module):
     fused = True
     float32_layers = (nn.GroupNorm,)
     checkpoint = False
+    spread: int | None = None  # in training: over how many levels a batch is spread evenly, if it is
 
     def __init__(
         self,
@@ -83,12 +99,14 @@ class UNet(nn.Module):
         dropout: float = 0.1,
         resample: Resample = "pool",
         groups: int | None = None,
+        pyramid: Sequence[int] = (),
     ):
         super().__init__()
-        self.dropout = dropout
+        self.dropout, self.pyramid = dropout, tuple(pyramid)
         embedding = 4 * channels
         widths = [channels * multiplier for multiplier in multipliers]
         coarsest = len(widths) - 1
+        self.blocks, self.resolutions = blocks, len(widths)
 
         def block(width_in: int, width: int, level: int) -> Block:
             return Block(width_in, width, embedding, dropout, attend=level in attention)
@@ -117,6 +135,10 @@ class UNet(nn.Module):
                 self.up.append(Upsample(width, resample))
         self.head_norm = Norm(width, silu=True)
         self.head = Conv(width, channels_out, zero=True)
+        depths = range(1, 1 + len(self.pyramid))
+        self.stems = nn.ModuleList(SmallStem(channels_in, widths[depth - 1]) for depth in depths)
+        self.head_norms = nn.ModuleList(Norm(widths[depth], silu=True) for depth in depths)
+        self.heads = nn.ModuleList(Conv(widths[depth], channels_out, zero=True) for depth in depths)
         for layer in self.modules():
             if groups and isinstance(layer, Norm):
                 layer.num_groups = groups
@@ -129,32 +151,63 @@ class UNet(nn.Module):
     @staticmethod
     def words(settings: UNetSettings, shape: tuple[int, ...]) -> str:
         """The network in a line, for `ihdm info`."""
-        sizes = ["x".join(str(-(-n // 2**level)) for n in shape[1:]) for level in settings.attention]
+        sizes = [_listed(smaller(shape[1:], level), "x") for level in settings.attention]
+        seen = [
+            f", {_listed(smaller(shape[1:], depth), 'x')} from level {level} on"
+            for depth, level in enumerate(settings.pyramid, start=1)
+        ]
         widths = ", ".join(str(settings.channels * multiplier) for multiplier in settings.multipliers)
         where, more = ", ".join(sizes) or "the middle only", "s" * (settings.blocks > 1)
-        return f"U-Net, {widths} channels, {settings.blocks} block{more} each, attention at {where}"
+        return f"U-Net, {widths} channels, {settings.blocks} block{more} each, attention at {where}{''.join(seen)}"
 
-    def forward(self, u: Tensor, k: Tensor, condition: Tensor | None = None) -> Tensor:
+    def expect(self, K: int, images: int) -> None:
+        """Be trained with batches of so many images or more, whose levels are evenly spread over 1..K."""
+        self.spread = K
+        for depth, count in enumerate(counts(images, K, self.pyramid)):
+            if count < 1:
+                raise UsageError(
+                    f"network.pyramid={_listed(self.pyramid)} leaves size / {2**depth} no image of {images} whose "
+                    f"levels are spread over 1..{K}; take larger batches, or leave out that size"
+                )
+
+    def parts(self, k: Tensor) -> list[Part]:
+        """How a batch of levels k is divided; in training without looking at them, so that it can be recorded."""
+        if self.training and self.spread and self.pyramid:
+            return by_counts(k, self.spread, self.pyramid)
+        return by_levels(k, self.pyramid)
+
+    def forward(self, u: Tensor, k: Tensor, condition: Tensor | None = None, depth: int | None = None) -> Tensor:
+        """depth: that of all images, whatever their levels; None: as `parts` says."""
         if condition is not None:
             raise UsageError("this U-Net knows nothing but the state and its level: it takes no condition")
-        settings = iter(self._settings(k))
-        h = self.stem(u)
+        return joined(self._answer, u, k, self.parts(k) if depth is None else [Part(None, depth)])
+
+    def _answer(self, u: Tensor, k: Tensor, depth: int | None) -> Tensor:
+        """At one depth, which enters after so many resolutions, and leaves before them."""
+        at = depth or 0
+        down = list(self.down)[at * (self.blocks + 1) :]  # blocks and a step down
+        up = list(self.up)[: (self.resolutions - at) * (self.blocks + 2) - 1]  # one block more, and a step up but here
+        settings = iter(self._settings(k, [*down, *self.middle, *up]))
+        h = self.stems[at - 1](u, at) if at else self.stem(u)
         skips = [h]
-        for layer in self.down:
+        for layer in down:
             h = self._through(layer, next(settings), h) if isinstance(layer, Block) else layer(h)
             skips.append(h)
         for block in self.middle:
             h = self._through(block, next(settings), h)
-        for layer in self.up:
+        for layer in up:
             if isinstance(layer, Block):
                 h = self._through(layer, next(settings), h, skips.pop())
             else:
                 h = layer(h, size=skips[-1].shape[-2:])
-        return self.head(self.head_norm([h])[0])
+        if not at:
+            return self.head(self.head_norm([h])[0])
+        answer = self.heads[at - 1](self.head_norms[at - 1]([h])[0])
+        return embedded(_wide(answer), u.shape[2:])
 
-    def _settings(self, k: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+    def _settings(self, k: Tensor, layers: Sequence[nn.Module]) -> list[tuple[Tensor, Tensor | None]]:
         """For each block what its level adds to each channel, in one product for all, and a seed for its dropout."""
-        blocks = [layer for layer in (*self.down, *self.middle, *self.up) if isinstance(layer, Block)]
+        blocks = [layer for layer in layers if isinstance(layer, Block)]
         weight = torch.cat([block.level.weight for block in blocks])
         level_bias = torch.cat([block.level.bias for block in blocks], -1)
         enter_bias = torch.cat([block.enter.bias for block in blocks], -1)
@@ -194,6 +247,15 @@ class Conv(nn.Conv2d):
 
     def without_bias(self, x: Tensor) -> Tensor:
         return F.conv2d(x, self.weight, None, self.stride, self.padding)
+
+
+class SmallStem(Conv):
+    """A convolution of a state on a smaller grid, in float32: there noise is less than what bfloat16 rounds away."""
+
+    def forward(self, u: Tensor, depth: int) -> Tensor:  # type: ignore[override]
+        small = cropped(_wide(u), depth)
+        h = F.conv2d(small, self.weight.to(small.dtype), None, self.stride, self.padding).to(u.dtype)
+        return kernels.add(h, self.bias) if self.bias.ndim == 2 else h + self.bias[:, None, None]
 
 
 class Mix(nn.Linear):
@@ -356,6 +418,11 @@ def _sum(h: Tensor, residual: Tensor | None) -> Tensor:
     return h + residual if h.requires_grad else h.add_(residual)
 
 
+def _wide(x: Tensor) -> Tensor:
+    """In float32, unless it has more digits already."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def _pixels(x: Tensor) -> Tensor:
     """(B, C, H, W) as (B, H W, C), without a copy if the memory is in that order already."""
     return x.flatten(2).transpose(1, 2)
@@ -371,3 +438,7 @@ def _zero(layer: nn.Conv2d | nn.Linear, zero: bool) -> None:
     if zero:
         for parameter in layer.parameters():
             nn.init.zeros_(parameter)
+
+
+def _listed(numbers: Sequence[int], between: str = ",") -> str:
+    return between.join(map(str, numbers))

@@ -38,6 +38,7 @@ def train(
         print(f"training {preset} in {run}, on {config.data.source or 'no data yet'}", flush=True)
     from ihdm.data import load_images
     from ihdm.engine import keep_freed_memory
+    from ihdm.processes import coarse
     from ihdm.run import check_run
     from ihdm.trainer import Trainer
 
@@ -50,7 +51,9 @@ def train(
         f"learning from {_amount(images)}, {_shape_text(images.shape)}, checking on {len(images.held_out):,} "
         f"others; {parameters:,} parameters on {trainer.accelerator.device}"
     )
-    for remark in trainer.model.process.remarks(config.process, images.shape):
+    process = trainer.model.process
+    bold = coarse.remarks(process, getattr(config.network, "pyramid", ()))
+    for remark in [*process.remarks(config.process, images.shape), *bold]:
         trainer.say(remark, sys.stderr if remark.startswith("warning") else sys.stdout)
     if trainer.train():
         model = run / "model"

@@ -1,0 +1,102 @@
+"""Coarse levels on small grids: where only low frequencies are left of an image, a network need not look at all pixels.
+
+Depth 0 is the whole grid; at depth d a network sees ceil(N / 2^d) pixels of each axis: the image that has the lowest
+cosine coefficients of the state. Of all others it says nothing, which is for the process to predict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ihdm.constant import Constant
+from ihdm.heat import along, cosine_basis
+
+
+class Part(NamedTuple):
+    """Images of a batch that are seen at one depth; rows: which, None: all. depth: None if the network has only one."""
+
+    rows: Tensor | None
+    depth: int | None
+
+
+def smaller(grid: Sequence[int], depth: int) -> tuple[int, ...]:
+    """The grid at a depth."""
+    return tuple(-(-n // 2**depth) for n in grid)
+
+
+def cropped(u: Tensor, depth: int) -> Tensor:
+    """The image on the smaller grid that has the lowest coefficients of u, scaled so that grey stays the same grey."""
+    grid = u.shape[2:]
+    for dim, (N, n) in enumerate(zip(grid, smaller(grid, depth)), start=2):
+        u = along(math.sqrt(n / N) * _crop(N, n).like(u), u, dim)
+    return u
+
+
+def embedded(answer: Tensor, grid: Sequence[int]) -> Tensor:
+    """The image on a larger grid that has the coefficients of `answer`, and no others."""
+    for dim, (N, n) in enumerate(zip(grid, answer.shape[2:]), start=2):
+        answer = along(_crop(N, n).like(answer).mT, answer, dim)
+    return answer
+
+
+@cache
+def _crop(N: int, n: int) -> Constant:
+    """From N pixels of an axis to their lowest n coefficients, and on to n pixels."""
+    return Constant(cosine_basis(n) @ cosine_basis(N)[:, :n].mT)
+
+
+def by_levels(k: Tensor, first: Sequence[int]) -> list[Part]:
+    """Images of levels k (B,) by their depth, which is 1 from level first[0] on, 2 from first[1] on, and so forth.
+
+    It looks at the levels, so it cannot be recorded. On the meta device there are none: then the whole grid is counted.
+    """
+    if not first or k.is_meta:
+        return [Part(None, 0)]
+    depths = torch.bucketize(k.cpu().contiguous(), torch.tensor(first), right=True)
+    found = depths.unique().tolist()
+    if len(found) == 1:
+        return [Part(None, found[0])]
+    return [Part((depths == depth).nonzero()[:, 0].to(k.device), depth) for depth in found]
+
+
+def by_counts(k: Tensor, K: int, first: Sequence[int]) -> list[Part]:
+    """The same of levels that are evenly spread over 1..K, without looking at them: by their order alone."""
+    rows = k.argsort(stable=True).split(counts(len(k), K, first))
+    return [Part(some, depth) for depth, some in enumerate(rows) if len(some)]
+
+
+def counts(images: int, K: int, first: Sequence[int]) -> list[int]:
+    """How many of a batch are seen at each depth, if their levels are evenly spread over 1..K.
+
+    A share s of the levels is that of floor(s images) of them at least. One fewer is taken, for batches that were
+    divided unevenly; so that none is seen at a greater depth than its level allows.
+    """
+    least = [max(0, images * (K + 1 - level) // K - 1) for level in first]
+    return [more - fewer for more, fewer in pairwise([images, *least, 0])]
+
+
+def joined(answer: Callable[[Tensor, Tensor, int | None], Tensor], u: Tensor, k: Tensor, parts: list[Part]) -> Tensor:
+    """answer(u, k, depth) of each part of a batch, in the order of the batch."""
+    rows = [part.rows for part in parts if part.rows is not None]
+    if not rows:
+        return answer(u, k, parts[0].depth)
+    answers = torch.cat([answer(u[some], k[some], part.depth) for some, part in zip(rows, parts)])
+    return torch.zeros_like(answers).index_copy(0, torch.cat(rows), answers)
+
+
+def parts_of(network: nn.Module, k: Tensor) -> list[Part]:
+    """How a network sees images of levels k (B,)."""
+    own: Any = getattr(network, "parts", None)
+    return own(k) if own else [Part(None, None)]
+
+
+def depth_option(depth: int | None) -> dict[str, int]:
+    """To call a network with, if it has depths."""
+    return {} if depth is None else {"depth": depth}
