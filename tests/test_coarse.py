@@ -8,8 +8,7 @@ import laws
 import pytest
 import torch
 
-from ihdm.heat import GridLaplacian
-from ihdm.networks.pyramid import smaller
+from ihdm.heat import GridLaplacian, smaller
 from ihdm.processes import InverseHeat, LinearPredictor, LinearSkip, Spectrum, coarse
 from ihdm.schedule import Schedule
 

@@ -12,13 +12,14 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 
 from ihdm import evaluation, execution
 from ihdm.config import load_config
+from ihdm.constant import Constant
 from ihdm.errors import UsageError
 from ihdm.execution import Execution
-from ihdm.heat import GridLaplacian
+from ihdm.heat import GridLaplacian, smaller
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import pyramid, unet
-from ihdm.networks.pyramid import by_counts, by_levels, counts, cropped, embedded, smaller
+from ihdm.networks.pyramid import by_counts, by_levels, counts, cropped, embedded
 from ihdm.networks.unet import UNet
 from ihdm.processes import Process
 from ihdm.trainer import Trainer
@@ -185,6 +186,32 @@ def test_training_does_not_look_at_levels(tiny_config, tiny_images, tmp_path, mo
         assert network.eval()(u, k, depth=1).shape == u.shape
         with pytest.raises(DynamicOutputShapeException):
             network(u, k)
+
+
+def test_parts_of_a_batch_are_spread_over_all_levels(tiny_config, tiny_images, tmp_path, monkeypatch):
+    """As `by_counts` needs it."""
+    seen = []
+
+    def watched(k, K, first):
+        seen.append((k, by_counts(k, K, first)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(unet, "by_counts", watched)
+    config = tiny_config.with_settings(["network.pyramid=5", "trainer.batch_size=25", "trainer.accumulate=3"])
+    trainer = Trainer(config, tiny_images, tmp_path / "run")
+    for trainer.step in range(10):
+        trainer.train_step()
+    assert len(seen) == 30
+    for k, parts in seen:
+        assert all(bool((k[rows] >= 5).all()) for rows, depth in parts if depth == 1)
+
+
+def test_constants_that_sampling_made_first_serve_training():
+    constant, weight = Constant(torch.ones(2)), torch.ones(2, requires_grad=True)
+    with torch.inference_mode():
+        constant.like(weight)
+    (constant.like(weight) * weight).sum().backward()
+    assert weight.grad.tolist() == [1, 1]
 
 
 def test_recorded_sampling_has_a_recording_for_each_depth(trained, monkeypatch):

@@ -192,6 +192,11 @@ class FiniteDifferences:
         return total
 
 
+def smaller(grid: Sequence[int], halvings: int) -> tuple[int, ...]:
+    """The grid with each axis halved so many times, rounded up."""
+    return tuple(-(-n // 2**halvings) for n in grid)
+
+
 def cosine_basis(n: int) -> Tensor:
     """V with V[i, j] = cos(pi j (i + 1/2) / n), columns of unit length (App. A.1)."""
     i = torch.arange(n, device="cpu").double()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ihdm.constant import Constant
-from ihdm.heat import along, cosine_basis
+from ihdm.heat import along, cosine_basis, smaller
 
 
 class Part(NamedTuple):
@@ -24,11 +24,6 @@ class Part(NamedTuple):
 
     rows: Tensor | None
     depth: int | None
-
-
-def smaller(grid: Sequence[int], depth: int) -> tuple[int, ...]:
-    """The grid at a depth."""
-    return tuple(-(-n // 2**depth) for n in grid)
 
 
 def cropped(u: Tensor, depth: int) -> Tensor:

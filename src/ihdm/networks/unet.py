@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from ihdm import kernels
 from ihdm.errors import UsageError
-from ihdm.networks.pyramid import Part, by_counts, by_levels, counts, cropped, embedded, joined, smaller
+from ihdm.heat import smaller
+from ihdm.networks.pyramid import Part, by_counts, by_levels, counts, cropped, embedded, joined
 from ihdm.settings import setting
 
 Resample = Literal["pool", "conv"]

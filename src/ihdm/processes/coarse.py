@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from ihdm.heat import smaller
 from ihdm.processes.process import Process
 
 UNSEEN = 0.01  # a signal-to-noise ratio below which a coefficient says nothing of an image
@@ -21,7 +22,7 @@ def sufficient(process: Process) -> list[tuple[int, tuple[int, ...]]]:
     found: list[tuple[int, tuple[int, ...]]] = []
     whole = process.signal_to_noise(1)
     while whole is not None and (not found or max(found[-1][1]) > 1):
-        grid = tuple(-(-n // 2 ** (len(found) + 1)) for n in whole.shape)
+        grid = smaller(whole.shape, len(found) + 1)
         level = bisect_left(range(1, process.K + 1), True, key=partial(_suffices, process, grid)) + 1
         if level > process.K:
             break
