@@ -39,10 +39,10 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def forward_flops(network: Callable[[], nn.Module], shape: tuple[int, int, int]) -> int:
+def forward_flops(network: Callable[[], nn.Module], shape: tuple[int, int, int], **options: int) -> int:
     """Floating point operations of one image's forward pass, counted operator by operator without computing any."""
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        network()(torch.empty(1, *shape), torch.ones(1))
+        network()(torch.empty(1, *shape), torch.ones(1), **options)
     return counter.get_total_flops()
 
 

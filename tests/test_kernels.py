@@ -149,7 +149,7 @@ def test_with_kernels_each_depth_of_a_pyramid_is_the_plain_network(monkeypatch, 
     torch.manual_seed(0)
     network = UNet(2, 2, channels=8, multipliers=(1, 2), blocks=1, attention=(1,), dropout=0, pyramid=(4,))
     network = network.to(DEVICE, memory_format=torch.channels_last).train(training)
-    network.expect(8, 4)
+    network.expect_levels(8, 4)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     u, k = torch.randn(4, 2, 5, 4, device=DEVICE), torch.tensor([8, 1, 5, 3], device=DEVICE)

@@ -199,10 +199,11 @@ class Trainer:
             self.say(f"going on from step {self.step:,} of {self.config.trainer.steps:,} in {self.run}")
             self._warn_of_another_end()
             now = self.accelerator.num_processes
-            if facts["processes"] != now and getattr(self.config.network, "dropout", 0) > 0:
+            own = [name for name in ("dropout", "pyramid") if getattr(self.config.network, name, None)]
+            if facts["processes"] != now and own:
                 self.say(
-                    f"the number of processes was {facts['processes']}, is {now}: dropout, drawn by each for itself, "
-                    f"is now another, and the result is not that of one uninterrupted run"
+                    f"the number of processes was {facts['processes']}, is {now}: network.{own[0]} is for each to do "
+                    f"by itself, and the result is not that of one uninterrupted run"
                 )
         if self.accelerator.is_main_process:
             self.run.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from ihdm.data.batches import mirrored
 from ihdm.engine import Recorded, compile_ahead, lowered, placed, recorded
 from ihdm.errors import UsageError
 from ihdm.model import Model
-from ihdm.networks import build_network, expect, told
+from ihdm.networks import build_network, expect_levels, told
 from ihdm.noise import Purpose, mix_seed
 from ihdm.optimisation import averaging_weight, follow, learning_rate
 from ihdm.pixels import to_unit
@@ -32,7 +32,7 @@ class Training:
         network = placed(model.network, device)
         network.checkpoint = config.engine.checkpoint  # type: ignore[assignment]
         images = config.trainer.batch_size // accelerator.num_processes
-        expect(network, model.process.K, max(1, images // config.trainer.accumulate))
+        expect_levels(network, model.process.K, max(1, images // config.trainer.accumulate))
         self.average = copy.deepcopy(network).eval().requires_grad_(False)
         self.sharded = config.engine.shard
         if self.sharded:
@@ -77,7 +77,8 @@ class Training:
         """The mean loss of a batch and its gradient, computed in parts; processes exchange gradients in the last.
 
         Levels, noise and mirroring are drawn for the whole batch, of which each process and each part takes its own: so
-        that a step is the same, up to rounding, however it is divided. Only dropout is not.
+        that a step is the same, up to rounding, however it is divided. Only dropout is not, nor, of a network that sees
+        coarse levels on small grids, at which depth it sees an image or two of each part.
         """
         self.optimizer.zero_grad()
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes

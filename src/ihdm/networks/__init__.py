@@ -64,13 +64,13 @@ def float32_layers(network: nn.Module) -> tuple[type[nn.Module], ...]:
     return tuple(getattr(network, "float32_layers", ()))
 
 
-def expect(network: Any, K: int, images: int) -> None:
+def expect_levels(network: Any, K: int, images: int) -> None:
     """Let a network know, if it wants to, that in training the levels of a batch are evenly spread over 1..K.
 
     images: in a batch, or in the smallest part of one.
     """
-    if hasattr(network, "expect"):
-        network.expect(K, images)
+    if hasattr(network, "expect_levels"):
+        network.expect_levels(K, images)
 
 
 def told(network: Any, condition: Tensor | None) -> Network:
@@ -80,4 +80,4 @@ def told(network: Any, condition: Tensor | None) -> Network:
     return lambda u, k: network(u, k, condition)
 
 
-__all__ = ["build_network", "expect", "float32_layers", "has_fused_path", "told", "weight_shapes"]
+__all__ = ["build_network", "expect_levels", "float32_layers", "has_fused_path", "told", "weight_shapes"]

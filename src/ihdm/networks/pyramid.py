@@ -88,7 +88,7 @@ def joined(answer: Callable[[Tensor, Tensor, int | None], Tensor], u: Tensor, k:
 
 def parts_of(network: nn.Module, k: Tensor) -> list[Part]:
     """How a network sees images of levels k (B,)."""
-    own: Any = getattr(network, "parts", None)
+    own: Any = getattr(network, "depth_parts", None)
     return own(k) if own else [Part(None, None)]
 
 

@@ -161,7 +161,7 @@ class UNet(nn.Module):
         where, more = ", ".join(sizes) or "the middle only", "s" * (settings.blocks > 1)
         return f"U-Net, {widths} channels, {settings.blocks} block{more} each, attention at {where}{''.join(seen)}"
 
-    def expect(self, K: int, images: int) -> None:
+    def expect_levels(self, K: int, images: int) -> None:
         """Be trained with batches of so many images or more, whose levels are evenly spread over 1..K."""
         self.spread = K
         for depth, count in enumerate(counts(images, K, self.pyramid)):
@@ -171,17 +171,17 @@ class UNet(nn.Module):
                     f"levels are spread over 1..{K}; take larger batches, or leave out that size"
                 )
 
-    def parts(self, k: Tensor) -> list[Part]:
+    def depth_parts(self, k: Tensor) -> list[Part]:
         """How a batch of levels k is divided; in training without looking at them, so that it can be recorded."""
         if self.training and self.spread and self.pyramid:
             return by_counts(k, self.spread, self.pyramid)
         return by_levels(k, self.pyramid)
 
     def forward(self, u: Tensor, k: Tensor, condition: Tensor | None = None, depth: int | None = None) -> Tensor:
-        """depth: that of all images, whatever their levels; None: as `parts` says."""
+        """depth: that of all images, whatever their levels; None: as `depth_parts` says."""
         if condition is not None:
             raise UsageError("this U-Net knows nothing but the state and its level: it takes no condition")
-        return joined(self._answer, u, k, self.parts(k) if depth is None else [Part(None, depth)])
+        return joined(self._answer, u, k, self.depth_parts(k) if depth is None else [Part(None, depth)])
 
     def _answer(self, u: Tensor, k: Tensor, depth: int | None) -> Tensor:
         """At one depth, which enters after so many resolutions, and leaves before them."""
