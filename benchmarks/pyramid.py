@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import measure
 import torch
@@ -35,40 +38,54 @@ def mean_flops(config: Config, shape: tuple[int, int, int]) -> float:
     return sum(count * flops for count, flops in zip(levels, by_depth)) / K
 
 
+def least_ms(works: Sequence[Callable[[], Any]], device: torch.device, repeats: int) -> list[float]:
+    """The least time of each, in turns; on a CPU the processor's own, as others may be at work on the machine."""
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    times: list[list[float]] = [[] for _ in works]
+    for _ in range(repeats):
+        for work, found in zip(works, times):
+            start = clock()
+            work()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            found.append(1000 * (clock() - start))
+    return [min(found) for found in times]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="cifar10-small")
     parser.add_argument("--pyramids", nargs="+", default=["none", "77", "77,116", "77,116,155"])
     parser.add_argument("--set", nargs="+", default=[])
-    parser.add_argument("--images", type=int, help="to sample at a time; default: 1024 on a GPU, 16 on a CPU")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--images", type=int, help="to sample at a time; default: 1024 on a GPU, 8 on a CPU")
+    parser.add_argument("--repeats", type=int, default=9, help="training steps; samples are made a third as often")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     device = torch.device(options.device)
-    count = options.images or (1024 if device.type == "cuda" else 16)
+    count = options.images or (1024 if device.type == "cuda" else 8)
     keep_freed_memory()  # as `ihdm train` does
-    rows, first = [], None
-    for pyramid in options.pyramids:
-        settings = [*options.set, f"engine.device={device.type}", f"network.pyramid={pyramid}"]
-        config = load_config(options.preset, settings)
-        shape = measure.image_shape(config)
-        images = torch.randint(0, 256, (max(256, config.trainer.batch_size), *shape)).byte()
-        with tempfile.TemporaryDirectory() as run:
-            trainer = Trainer(config, ImageSet("noise", images, images[:0]), Path(run))
-            step = measure.milliseconds(trainer.train_step, device, options.repeats, warmup=3)
-            model, execution = trainer.trained_model(), Execution(trainer.precision, batch_size=count)
-            work = partial(model.sample, count, execution=execution)
-            on_gpu = device.type == "cuda"
-            sampling = measure.milliseconds(work, device, options.repeats, warmup=int(on_gpu))
-        figures = [mean_flops(config, shape), step, sampling / count]
-        first = first or figures
-        ratios = [f"{one / other:.2f}" for one, other in zip(first, figures)]
-        cells = [f"{figures[0] / 1e9:.3g}", f"{figures[1]:.4g}", f"{figures[2]:.4g}"]
-        rows.append([pyramid, *(cell for pair in zip(cells, ratios) for cell in pair)])
-        print(" ".join(rows[-1]), flush=True)
-    columns = ["pyramid", "GFLOP", "less by", "ms a step", "faster by", "ms an image", "faster by"]
-    batch = f"batch {config.trainer.batch_size}, {count} images sampled in {len(model.process.levels()) - 1} steps"
-    measure.print_table(f"{options.preset}, {batch}. {measure.machine(device)}, {trainer.precision}", columns, rows)
+    words = [*options.set, f"engine.device={device.type}"]
+    configs = [load_config(options.preset, [*words, f"network.pyramid={pyramid}"]) for pyramid in options.pyramids]
+    shape = measure.image_shape(configs[0])
+    images = torch.randint(0, 256, (max(256, configs[0].trainer.batch_size), *shape)).byte()
+    with tempfile.TemporaryDirectory() as run:
+        data = ImageSet("noise", images, images[:0])
+        trainers = [Trainer(config, data, Path(run) / str(n)) for n, config in enumerate(configs)]
+        works = [trainer.train_step for trainer in trainers]
+        least_ms(works, device, 3)  # the first ones are recorded
+        training = least_ms(works, device, options.repeats)
+    execution = Execution(trainers[0].precision, batch_size=count)
+    samples = [partial(trainer.trained_model().sample, count, execution=execution) for trainer in trainers]
+    sampling = [ms / count for ms in least_ms(samples, device, -(-options.repeats // 3))]
+    columns = [[mean_flops(config, shape) / 1e9 for config in configs], training, sampling]
+    cells = [[f"{value:.4g}", f"{values[0] / value:.2f}"] for values in columns for value in values]
+    rows = [
+        [name, *(cells[n + i] for i in range(0, len(cells), len(configs)))] for n, name in enumerate(options.pyramids)
+    ]
+    titles = ["pyramid", "GFLOP", "less by", "ms a step", "faster by", "ms an image", "faster by"]
+    batch = f"batch {configs[0].trainer.batch_size}, {count} images sampled at a time"
+    about = f"{options.preset}, {batch}. {measure.machine(device)}, {trainers[0].precision}"
+    measure.print_table(about, titles, [[row[0], *(cell for pair in row[1:] for cell in pair)] for row in rows])
 
 
 if __name__ == "__main__":

@@ -217,7 +217,7 @@ class InverseHeat(Diagonal):
 
     def signal_to_noise(self, k: int) -> Tensor | None:
         """exp(2 t_k eigenvalues) P / sigma^2."""
-        if len(self.spectra) != 1 or self.sigma == 0:
+        if len(self.spectra) != 1:
             return None
         alpha = torch.exp(self.schedule.t[k] * self.laplacian.eigenvalues)
         return self.spectra[0].signal_to_noise(alpha, self.sigma)
