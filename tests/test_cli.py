@@ -521,9 +521,9 @@ def test_info_of_a_preset_and_of_a_model(model, capsys):
 
 
 def test_demo_makes_its_pictures_and_trains_only_once(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("ihdm.demo.LARGER", 4)
+    monkeypatch.setattr("ihdm.demo.LONGER", {"mnist-ready": 4, "cifar10-ready": 2})
     main(["demo", *QUICK])
-    for name in ("samples.png", "sequence.png", "growth.gif", "mnist.png"):
+    for name in ("samples.png", "sequence.png", "growth.gif", "mnist-ready.png", "cifar10-ready.png"):
         assert Image.open(tmp_path / "demo" / name).size[0] > 100
     before = (tmp_path / "demo" / "model" / "model.safetensors").stat().st_mtime_ns
     main(["demo", *QUICK])

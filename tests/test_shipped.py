@@ -1,4 +1,4 @@
-"""The model that comes with the package."""
+"""The models that come with the package."""
 
 from __future__ import annotations
 
@@ -45,3 +45,15 @@ def test_no_model_has_the_name_of_a_preset_and_earlier_names_still_work(capsys):
         assert locate(name) == shipped()[now]
         main(["info", name])
         assert f"ihdm info {now}" in capsys.readouterr().out
+
+
+def test_the_colour_model_is_small_and_makes_pictures():
+    """As smooth as photographs, and in colours."""
+    folder = shipped()["cifar10-ready"]
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 25_000_000
+    images = Model.from_pretrained("cifar10-ready").sample(3, steps=12)
+    assert images.shape == (3, 3, 32, 32)
+    deviation = images - images.mean(dim=(2, 3), keepdim=True)
+    beside = (deviation[..., 1:] * deviation[..., :-1]).mean() / deviation.square().mean()
+    assert beside > 0.8 and deviation.std() > 0.1  # neighbouring pixels are alike, and the picture is not blank
+    assert (images.amax(dim=1) - images.amin(dim=1)).mean() > 0.05

@@ -18,8 +18,10 @@ from playwright.sync_api import Page, expect, sync_playwright
 HERE = Path(__file__).parent
 WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 420, "height": 860}
 COLOURS = 64  # of the saved pictures: enough, and a quarter of the size
-TABS = {"Generate": "generated", "Brightness and shape": "table", "Interpolate": "moving", "Branch": "path"}
-TABS |= {"Restore": "versions"}
+PAGES = {  # by address: tabs, and the picture in each
+    "": {"Generate": "generated"},
+    "mnist-ready": {"Brightness and shape": "table", "Interpolate": "moving", "Branch": "path", "Restore": "versions"},
+}
 
 
 def main() -> None:
@@ -32,13 +34,15 @@ def main() -> None:
             assert server.stdout and "shows the page" in server.stdout.readline(), "the page did not start"
             browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             page = browser.new_page(viewport=WIDE)
-            page.goto(f"http://127.0.0.1:{port}")
-            for name, picture in TABS.items():
-                page.get_by_role("tab", name=name).click(timeout=60_000)
-                expect(page.locator(f"#{picture} img")).to_be_visible(timeout=120_000)
-                save(page, name.lower().replace(" ", "-"))
+            for address, tabs in PAGES.items():
+                page.goto(f"http://127.0.0.1:{port}/{address}")
+                for name, picture in tabs.items():
+                    page.get_by_role("tab", name=name).click(timeout=60_000)
+                    expect(page.locator(f"#{picture} img")).to_be_visible(timeout=120_000)
+                    save(page, name.lower().replace(" ", "-"))
             page.set_viewport_size(NARROW)
             page.get_by_role("tab", name="Generate").click()
+            expect(page.locator("#generated img")).to_be_visible(timeout=120_000)
             save(page, "narrow", whole=False)
             browser.close()
         finally:

@@ -1,4 +1,4 @@
-"""The demo: train on the embedded digits, then show what came of it, and what a larger model can do."""
+"""The demo: train on the embedded digits, then show what came of it, and what models trained longer can do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ihdm.trainer import Trainer
 SAMPLES = 64  # images in samples.png
 ROWS, COLUMNS = 6, 11  # images and levels in sequence.png
 MOVING, FRAMES = 16, 50  # images and levels in growth.gif
-LARGER = 36  # images in mnist.png
+LONGER = {"mnist-ready": 16, "cifar10-ready": 16}  # models that come with ihdm, and images of each
 
 
 def run_demo(out: Path, settings: Iterable[str] = ()) -> None:
@@ -43,14 +43,17 @@ def run_demo(out: Path, settings: Iterable[str] = ()) -> None:
     pictures.sequence(columns, caption="from blank to sharp").save(out / "sequence.png")
     pictures.animation(out / "growth.gif", pictures.evenly(states, levels, FRAMES))
 
-    larger = Model.from_pretrained("mnist-ready").sample(LARGER, execution=Execution(progress=True))
-    pictures.grid(larger, caption="by a model that was trained longer").save(out / "mnist.png")
+    for name, count in LONGER.items():
+        longer = Model.from_pretrained(name).sample(count, execution=Execution(progress=True))
+        pictures.grid(longer, caption=f"ihdm sample {name}").save(out / f"{name}.png")
 
-    print(
-        f"\n{out / 'samples.png'}   generated digits beside real ones"
-        f"\n{out / 'sequence.png'}  how {ROWS} of them grew, from blank to sharp"
-        f"\n{out / 'growth.gif'}    {MOVING} of them growing, as an animation"
-        f"\n{out / 'mnist.png'}     digits of 28x28 pixels by a model that comes with ihdm (ihdm sample mnist-ready)"
-        f"\n{out / 'model'}         the model; try: ihdm sample {shlex.quote(str(out / 'model'))} --seed 1"
-        f"\n(delete {out} to train again)"
-    )
+    made = {
+        "samples.png": "generated digits beside real ones",
+        "sequence.png": f"how {ROWS} of them grew, from blank to sharp",
+        "growth.gif": f"{MOVING} of them growing, as an animation",
+        "model": f"the model; try: ihdm sample {shlex.quote(str(out / 'model'))} --seed 1",
+        **{f"{name}.png": f"by a model that comes with ihdm: ihdm sample {name}" for name in LONGER},
+    }
+    width = max(map(len, made))
+    print("", *(f"{out / name}{' ' * (width - len(name))}  {words}" for name, words in made.items()), sep="\n")
+    print(f"(delete {out} to train again)")

@@ -44,7 +44,7 @@ def evaluate(
     Nearest training images as in App. D.5, the power spectrum as in App. B.6.
 
     Args:
-        model: a model folder, a run folder, mnist-ready (which comes with ihdm), or owner/name on the hub
+        model: a model folder, a run folder, owner/name on the hub, or one that comes with ihdm (ihdm info lists them)
         data: a named set, a folder, zip, tar, idx, npy or npz file of images, or hf:NAME: those that it was trained on
         n: how many samples to make
         metrics: any of fid, kid, neighbours, spectrum

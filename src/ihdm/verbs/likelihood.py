@@ -39,7 +39,7 @@ def likelihood(
     In nats and in bits per dimension, in all known ways.
 
     Args:
-        model: a model folder, a run folder, mnist-ready (which comes with ihdm), or owner/name on the hub
+        model: a model folder, a run folder, owner/name on the hub, or one that comes with ihdm (ihdm info lists them)
         data: a named set, a folder, zip, tar, idx, npy or npz file of images, or hf:NAME
         delta_ratio: noise of the paper's steps, in units of sigma; several cost no more than one; default: the model's
         levels: levels to evaluate the network at for each image, drawn by chance, level 1 always; default: all

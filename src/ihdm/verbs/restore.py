@@ -49,7 +49,7 @@ def restore(
     By the paper's steps, unless told otherwise.
 
     Args:
-        model: a model folder, a run folder, mnist-ready (which comes with ihdm), or owner/name on the hub
+        model: a model folder, a run folder, owner/name on the hub, or one that comes with ihdm (ihdm info lists them)
         image: a blurred image of the size that the model makes, or a smaller one of the same shape
         blur_width: standard deviation of the blur in pixels, the radius of many programs' blurs; auto: estimated
         n: how many sharp images to make

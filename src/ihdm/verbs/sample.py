@@ -45,7 +45,7 @@ def sample(
     """Make images with a trained model.
 
     Args:
-        model: a model folder, a run folder, mnist-ready (which comes with ihdm), or owner/name on the hub
+        model: a model folder, a run folder, owner/name on the hub, or one that comes with ihdm (ihdm info lists them)
         n: how many images
         seed: image i depends on the seed and i alone
         grid: a picture of all images; default: samples.png, if neither --gif nor --out is given
