@@ -20,6 +20,7 @@ from ihdm.verbs.evaluate import evaluate
 from ihdm.verbs.info import info
 from ihdm.verbs.likelihood import likelihood
 from ihdm.verbs.pack import pack, unpack
+from ihdm.verbs.push import push
 from ihdm.verbs.restore import restore
 from ihdm.verbs.sample import sample
 from ihdm.verbs.settings import settings
@@ -45,8 +46,10 @@ VERBS: dict[str, Callable[..., None]] = {
     "pack": pack,
     "unpack": unpack,
     "convert": convert,
+    "push": push,
     "demo": demo,
 }
+RARER = ("calibrate", "settings", "pack", "unpack", "convert", "push")  # verbs that the overview names in a line
 
 
 def main(words: list[str] | None = None) -> None:
@@ -90,11 +93,12 @@ def _overview() -> str:
     def wrapped(title: str, names: Iterable[str]) -> str:
         return textwrap.fill(f"{title}: {', '.join(names)}", 80, subsequent_indent="  ", break_on_hyphens=False)
 
-    verbs = {verb: (function.__doc__ or "").splitlines()[0] for verb, function in VERBS.items()}
+    verbs = {verb: (VERBS[verb].__doc__ or "").splitlines()[0] for verb in VERBS if verb not in RARER}
     return f"""ihdm {__version__}: generative modelling with inverse heat dissipation
 usage: ihdm COMMAND ...      (ihdm COMMAND --help says more)
 
 {table(verbs)}
+{wrapped("  and", RARER)}
 
 {wrapped("models that are here", shipped())}
 {wrapped("presets to train", presets())}

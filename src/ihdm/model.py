@@ -284,9 +284,9 @@ class Model(nn.Module):
         } | self.process.facts()
 
     @classmethod
-    def from_pretrained(cls, name: str | Path) -> Model:
-        """Read a model folder, or download one from the Hugging Face hub by its name, owner/model."""
-        folder = locate(name)
+    def from_pretrained(cls, name: str | Path, revision: str | None = None) -> Model:
+        """Read a model folder, or download one from the Hugging Face hub by its name, owner/model, at a revision."""
+        folder = locate(name, revision)
         config = read_config(folder)
         tensors = read_tensors(folder / WEIGHTS)
         expected = {NETWORK + name: shape for name, shape in weight_shapes(config).items()}

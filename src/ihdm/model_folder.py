@@ -17,7 +17,7 @@ from torch import Tensor
 from ihdm.config import RENAMED, Config, read_text, shipped
 from ihdm.disk import expanded, load_tensors
 from ihdm.earlier import from_0_1
-from ihdm.errors import IhdmError
+from ihdm.errors import IhdmError, UsageError
 from ihdm.familiar import Familiar
 from ihdm.registry import PROCESSES
 
@@ -48,17 +48,20 @@ class ModelConfig:
         return cls(config.process, config.sampling, config.network, shape, data)
 
 
-def locate(name: str | Path) -> Path:
-    """The model folder or run folder of that name, a model that comes with the package, or one from the hub."""
+def locate(name: str | Path, revision: str | None = None) -> Path:
+    """The model folder or run folder of that name, a model that comes with the package, or one from the hub.
+
+    revision: a branch, tag or commit on the hub.
+    """
     folder = expanded(name)
-    for candidate in (folder, folder / "model"):
-        if (candidate / CONFIG).exists():
-            return candidate
     own = RENAMED.get(str(name), str(name))
-    if own in shipped():
-        return shipped()[own]
-    if folder.is_dir():
-        return folder
+    here = [found for found in (folder, folder / "model") if (found / CONFIG).exists()]
+    here += [shipped()[own]] if own in shipped() else []
+    here += [folder] if folder.is_dir() else []
+    if here and revision is not None:
+        raise UsageError(f"a revision is one of a model on the hub, and {name} is {here[0]}")
+    if here:
+        return here[0]
     if folder.exists() or len(folder.parts) != 2 or str(name).startswith((".", "/", "~")):
         raise IhdmError(
             f"there is no model folder {name}; train one with `ihdm train`, take one that is here already "
@@ -67,10 +70,12 @@ def locate(name: str | Path) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(str(name), allow_patterns=[CONFIG, WEIGHTS, PRIOR, CARD, FAMILIAR]))
+        files = [CONFIG, WEIGHTS, PRIOR, CARD, FAMILIAR]
+        return Path(snapshot_download(str(name), revision=revision, allow_patterns=files))
     except Exception as error:  # the hub's client raises many kinds; each is a failed download
+        which = f"{name}, revision {revision}," if revision else name
         raise IhdmError(
-            f"there is no folder {name}, and no such model could be downloaded from the hub ({type(error).__name__})"
+            f"there is no folder {name}, and {which} could not be downloaded from the hub ({type(error).__name__})"
         ) from error
 
 
@@ -160,7 +165,11 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def write_card(folder: Path, config: ModelConfig, rows: dict[str, str]) -> None:
-    """README.md: what the model is, for those who find the folder; `rows` become a table."""
+    (folder / CARD).write_text(card(config, rows), encoding="utf-8")
+
+
+def card(config: ModelConfig, rows: dict[str, str], name: str = "path/to/this/folder", samples: str = "") -> str:
+    """README.md: what the model is, for those who find it by a name; `rows` become a table, samples are a picture."""
     process, (channels, height, width) = PROCESSES.of(config.process), config.shape
     origin = f"Trained with ihdm on `{config.data}` for {config.steps:,} steps."
     if config.origin:
@@ -168,7 +177,8 @@ def write_card(folder: Path, config: ModelConfig, rows: dict[str, str]) -> None:
             f"Trained for {config.steps:,} steps with the code of the method's authors, and converted by ihdm\n"
             f"from their checkpoint `{config.origin}`. The prior is of `{config.data}`."
         )
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    table = "\n".join(f"| {label} | {value} |" for label, value in rows.items())
+    picture = f"\n![Samples]({samples})\n" if samples else ""
     prior = (
         ""
         if "prior" not in rows
@@ -178,13 +188,14 @@ def write_card(folder: Path, config: ModelConfig, rows: dict[str, str]) -> None:
     )
     text = f"""---
 library_name: ihdm
-tags: [{process.title.replace(" ", "-")}, unconditional-image-generation]
+pipeline_tag: unconditional-image-generation
+tags: [{process.title.replace(" ", "-")}]
 ---
 # A model of {process.title}
 
 Images of {height}x{width} pixels, {channels} channel{"s" * (channels != 1)}, {process.grown}.
 {origin}
-
+{picture}
 | | |
 |---|---|
 {table}
@@ -192,9 +203,9 @@ Images of {height}x{width} pixels, {channels} channel{"s" * (channels != 1)}, {p
 ```python
 from ihdm import Model
 
-images = Model.from_pretrained("path/to/this/folder").sample(16, seed=0)
+images = Model.from_pretrained("{name}").sample(16, seed=0)
 ```
 
 {f"Method: {process.method}." if process.method else ""}
 {prior}"""
-    (folder / CARD).write_text(text.rstrip() + "\n", encoding="utf-8")
+    return text.rstrip() + "\n"

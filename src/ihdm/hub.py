@@ -1,0 +1,55 @@
+"""Putting models on the Hugging Face hub; `Model.from_pretrained` takes them from there."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+from torch import Tensor
+
+from ihdm import pictures
+from ihdm.errors import IhdmError, UsageError
+from ihdm.model import Model
+from ihdm.model_folder import CARD, FAMILIAR, card
+
+SAMPLES = "samples.png"
+
+
+def check(name: str) -> None:
+    """Refuse before any work what the hub would refuse."""
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
+        raise UsageError(f"a model on the hub is called owner/name, not {name}")
+    from huggingface_hub import get_token
+
+    if get_token() is None:
+        raise UsageError("nobody is logged in to the hub here: `hf auth login`, or set HF_TOKEN")
+
+
+def push(
+    folder: Path, model: Model, name: str, samples: Tensor | None = None, private: bool = False, message: str = ""
+) -> str:
+    """Put the files of a model's folder on the hub as owner/name, with samples; the address of its page.
+
+    The card is the folder's own if somebody has written one, else one with the samples and the model's name there.
+    """
+    check(name)
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    files = {file: (folder / file).read_bytes() for file in (*model.file_names(), FAMILIAR) if (folder / file).exists()}
+    if samples is not None:
+        drawn = io.BytesIO()
+        pictures.grid(samples).save(drawn, "PNG")
+        files[SAMPLES] = drawn.getvalue()
+    written = (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).exists() else ""
+    if written in ("", card(model.config, model.facts())):
+        written = card(model.config, model.facts(), name, "" if samples is None else SAMPLES)
+    files[CARD] = written.encode()
+    api, additions = HfApi(), [CommitOperationAdd(path, content) for path, content in files.items()]
+    try:
+        page = api.create_repo(name, private=private, exist_ok=True)
+        api.create_commit(name, additions, commit_message=message or "A model of ihdm")
+    except (HfHubHTTPError, OSError) as error:
+        raise IhdmError(f"the hub did not take {name}: {str(error).strip().splitlines()[0]}") from error
+    return str(page)

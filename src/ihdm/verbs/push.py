@@ -1,0 +1,42 @@
+"""`ihdm push`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from tyro.conf import OmitArgPrefixes, Positional, arg
+
+from ihdm.verbs.words import AS_USUAL, Computing, ModelName, check_count, execution
+
+
+def push(
+    model: ModelName,
+    name: Annotated[Positional[str], arg(metavar="OWNER/NAME")],
+    /,
+    private: bool = False,
+    message: Annotated[str, arg(metavar="TEXT", help_behavior_hint="")] = "",
+    n: int = 16,
+    computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
+) -> None:
+    """Put a model on the Hugging Face hub, with a card and samples.
+
+    Args:
+        model: a model folder, a run folder, or one that comes with ihdm (ihdm info lists them)
+        name: what it is called on the hub
+        private: for its owner alone, if it is new there
+        message: what has changed, for the hub's history
+        n: samples in the card's picture; 0: no picture
+    """
+    if n:
+        check_count(n)
+    from ihdm import hub
+    from ihdm.engine import choose_device, keep_freed_memory, placed
+    from ihdm.model import Model
+    from ihdm.model_folder import locate
+
+    hub.check(name)
+    keep_freed_memory()
+    folder, place = locate(model), choose_device(computing.device)
+    loaded = placed(Model.from_pretrained(folder), place)
+    samples = loaded.sample(n, execution=execution(computing, place, loaded.config.shape)) if n else None
+    print(hub.push(folder, loaded, name, samples, private, message))
