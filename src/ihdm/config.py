@@ -39,6 +39,7 @@ class DataConfig:
     )
     channels: int | None = setting(None, "1 grey, 3 colour, 4 with alpha; auto: as the images are", least=1, most=1024)
     flip: bool = setting(False, "mirror half of the training images left to right")
+    labels: bool = setting(False, "tell the network what each image is: by class folders, or labels beside the images")
     memory: Literal["auto", "yes", "no"] = setting(
         "auto", "hold all images in memory, or decode them when needed; auto: hold them if they take less than half"
     )
@@ -51,6 +52,13 @@ class DataConfig:
     )
     on_error: Literal["stop", "skip"] = setting("stop", "what to do about images that cannot be read")
     holdout: float = setting(0.05, "share of images set aside where the source has no test split", least=0, most=0.9)
+
+    def __post_init__(self) -> None:
+        if self.labels and self.stream:
+            raise UsageError(
+                "data.labels=true needs to know all labels at the start, which a stream does not tell; instead of "
+                "data.stream=true take data.memory=no, which leaves the images on the disk"
+            )
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from torch import Tensor
 from ihdm.constant import rows
 
 PRIOR_CHOICE = 0  # the step from which an image picks its prior component; others are 1, 2, ..., K + 1
+LABEL_CHOICE = -1  # the step from which it picks its label
 
 
 class Purpose(IntEnum):
@@ -61,9 +62,9 @@ class SeededNoise:
         angle = (bits & 0xFFFFFFFF).float() * (2 * math.pi * 2.0**-32)
         return (radius * torch.cos(angle)).view(-1, *self.shape)
 
-    def choice(self, n: int) -> Tensor:
+    def choice(self, n: int, step: int = PRIOR_CHOICE) -> Tensor:
         """A number in 0..n-1 for each row, uniformly distributed."""
-        return (self._stream(PRIOR_CHOICE) & _MAX) % n
+        return (self._stream(step) & _MAX) % n
 
     def _stream(self, k: Tensor | int) -> Tensor:
         """A 64-bit key for each row's draws of step k."""

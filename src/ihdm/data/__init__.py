@@ -14,13 +14,23 @@ import torch
 from torch import Tensor
 
 from ihdm.config import DataConfig
-from ihdm.data.images import Decoder, Pictures, Subset, decode, from_the_first_that_reads, picture_shape
+from ihdm.data.images import (
+    Decoder,
+    Pictures,
+    Subset,
+    decode,
+    decode_readable,
+    from_the_first_that_reads,
+    picture_shape,
+)
+from ihdm.data.labels import numbered
 from ihdm.data.lazy import Images, LazyImages
 from ihdm.data.shards import FoundPictures, Shards, open_shards, reads
 from ihdm.data.sources import Splits, open_source
 from ihdm.data.stream import Beginnings, Stream
 from ihdm.engine import host_bytes
 from ihdm.errors import IhdmError, UsageError
+from ihdm.labels import Labels
 from ihdm.pixels import to_unit
 
 HELD_OUT_MOST = 2048  # images that the held-out loss looks at
@@ -33,13 +43,17 @@ class ImageSet:
     """Images to learn from and images to check on, uint8, (N, C, H, W) each; `held_out` may be empty.
 
     Those of a set that is larger than the memory stay outside. Of a stream, `train` is the images at the beginnings of
-    some shards; they stand for the others, which only `stream` gives.
+    some shards; they stand for the others, which only `stream` gives. Where there are labels, `train_labels` and
+    `held_out_labels` have the number of each image's, (N,).
     """
 
     name: str
     train: Images
     held_out: Tensor
     stream: Stream | None = None
+    labels: Labels = Labels()
+    train_labels: Tensor | None = None
+    held_out_labels: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -53,6 +67,8 @@ class ImageSet:
         if self.stream:
             digest.update(f"{len(self.stream.shards)} shards".encode())
         digest.update(self.train[evenly_spaced(len(self.train), 1024)].cpu().numpy().tobytes())
+        if self.train_labels is not None:
+            digest.update(repr(self.labels).encode() + self.train_labels.numpy().tobytes())
         return digest.hexdigest()
 
 
@@ -66,16 +82,25 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, l
     splits = _opened(config.source)
     train, held_out = _split(splits["train"], splits.get("test"), config.holdout)
     skip = config.on_error == "skip"
+    held_out = Subset(held_out, evenly_spaced(len(held_out), held_out_most or len(held_out)).tolist())
+    labels, *numbers = numbered(config.source, train, held_out) if config.labels else (Labels(),)
     images: Tensor | LazyImages
     if lazy and _stays_outside(config, train):
+        if config.labels and skip:
+            raise UsageError(
+                "data.on_error=skip lets other images take the places of broken ones, if they are not all in memory, "
+                "and those may have other labels; take data.memory=yes, or mend the images"
+            )
         decoder = Decoder(_readable(train, skip), config.size, config.channels)
-        images = LazyImages(decoder, skip)
+        images, kept = LazyImages(decoder, skip), torch.arange(len(train))
     else:
-        images = decode(train, config.size, config.channels, skip)
+        images, kept = decode_readable(train, config.size, config.channels, skip)
     _, channels, height, width = images.shape
-    held_out = Subset(held_out, evenly_spaced(len(held_out), held_out_most or len(held_out)).tolist())
-    held_out_images = decode(held_out, (height, width), channels, skip) if len(held_out) else images[:0]
-    return ImageSet(_name(config.source), images, held_out_images)
+    held_out_images, held_out_kept = images[:0], torch.arange(0)
+    if len(held_out):
+        held_out_images, held_out_kept = decode_readable(held_out, (height, width), channels, skip)
+    told = [each[some] for each, some in zip(numbers, (kept, held_out_kept))]
+    return ImageSet(_name(config.source), images, held_out_images, None, labels, *told)
 
 
 def _load_stream(config: DataConfig, held_out_most: int | None, lazy: bool) -> ImageSet:

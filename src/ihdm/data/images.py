@@ -100,10 +100,10 @@ class TarMembers:
 
 
 class Stack:
-    """Images that already are one array (N, H, W, C) of uint8."""
+    """Images that already are one array (N, H, W, C) of uint8. labels: reads theirs, if there are some."""
 
-    def __init__(self, origin: str, array: Array):
-        self.origin, self.array = origin, array
+    def __init__(self, origin: str, array: Array, labels: Callable[[], Any] | None = None):
+        self.origin, self.array, self.labels = origin, array, labels
 
     def __len__(self) -> int:
         return len(self.array)
@@ -220,8 +220,16 @@ def decode(pictures: Pictures, size: tuple[int, int] | None, channels: int | Non
 
     skip: leave out pictures that cannot be read, with a warning that names them, instead of stopping at the first.
     """
+    return decode_readable(pictures, size, channels, skip)[0]
+
+
+def decode_readable(
+    pictures: Pictures, size: tuple[int, int] | None, channels: int | None, skip: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The same, and the numbers of the pictures that were not left out."""
     broken: dict[int, str] = {}
     decoder = Decoder(from_the_first_that_reads(pictures) if skip else pictures, size, channels)
+    numbers = np.arange(len(pictures))[-len(decoder.pictures) :]
     pictures = decoder.pictures
     out = np.empty((len(pictures), *decoder.shape), np.uint8)
 
@@ -242,8 +250,8 @@ def decode(pictures: Pictures, size: tuple[int, int] | None, channels: int | Non
                 bar.update()
     if broken:
         _warn_of(broken, len(pictures))
-        out = np.delete(out, sorted(broken), 0)
-    return torch.from_numpy(out)
+        out, numbers = np.delete(out, sorted(broken), 0), np.delete(numbers, sorted(broken))
+    return torch.from_numpy(out), torch.from_numpy(numbers)
 
 
 def from_the_first_that_reads(pictures: Pictures, warn: bool = True) -> Pictures:

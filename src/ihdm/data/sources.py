@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ SPLIT_WORDS = {
     "valid": "test",
     "validation": "test",
 }
+LABEL_WORDS = {"y", "label", "labels", "target", "targets"}  # in the names of arrays that hold labels
 
 
 @dataclass(frozen=True)
@@ -240,15 +241,27 @@ def _is_set(name: str) -> bool:
 
 def _idx(path: Path) -> Stack:
     """The format of MNIST: a magic number, three sizes, then pixels; gzipped or not."""
+    return Stack(str(path), _idx_bytes(path, 3, "images")[..., None], partial(_idx_labels, path))
+
+
+def _idx_labels(path: Path) -> Array | list[int]:
+    """Those of the images in a file: they lie beside it, gzipped or not."""
+    name = path.name.replace("images-idx3", "labels-idx1").replace("idx3", "idx1").removesuffix(".gz")
+    found = (file for file in (path.with_name(f"{name}.gz"), path.with_name(name)) if file.exists())
+    return next((_idx_bytes(file, 1, "labels") for file in found), [])
+
+
+def _idx_bytes(path: Path, dimensions: int, what: str) -> Array:
     try:
         raw = path.read_bytes()
         content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
     except (OSError, EOFError, zlib.error) as error:
         raise IhdmError(f"{path} cannot be read ({error})") from error
-    magic, *shape = np.frombuffer(content[:16], ">u4").tolist() if len(content) >= 16 else [0]
-    if magic != 0x803 or 0 in shape or len(content) != 16 + math.prod(shape):
-        raise IhdmError(f"{path} is not a complete idx3-ubyte file of images")
-    return Stack(str(path), np.frombuffer(content, np.uint8, offset=16).reshape(*shape, 1))
+    start = 4 + 4 * dimensions
+    magic, *shape = np.frombuffer(content[:start], ">u4").tolist() if len(content) >= start else [0]
+    if magic != 0x800 + dimensions or 0 in shape or len(content) != start + math.prod(shape):
+        raise IhdmError(f"{path} is not a complete idx{dimensions}-ubyte file of {what}")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def _numpy(path: Path) -> Splits:
@@ -257,13 +270,17 @@ def _numpy(path: Path) -> Splits:
         arrays = dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else {"train": loaded}
     except Exception as error:  # damaged files make NumPy and zipfile raise many kinds
         raise IhdmError(f"{path} cannot be read as a NumPy array ({error})") from error
+    words = {name: name.lower().split("_") for name in arrays if len(arrays) > 1}
+    labels = {_split_by(words[name]): arrays.pop(name) for name in words if LABEL_WORDS & set(words[name])}
     named = {name.lower().removeprefix("x_"): array for name, array in arrays.items()}
     chosen = {SPLIT_WORDS[name]: array for name, array in named.items() if name in SPLIT_WORDS}
     if not chosen and len(arrays) == 1:
         chosen = {"train": next(iter(arrays.values()))}
     if "train" not in chosen:
         raise IhdmError(f"{path} holds the arrays {', '.join(arrays)}; expected one, or train (and test)")
-    return {split: Stack(str(path), _pixels(array, path)) for split, array in chosen.items()}
+    return {
+        split: Stack(str(path), _pixels(array, path), partial(labels.get, split, ())) for split, array in chosen.items()
+    }
 
 
 def _pixels(array: Any, path: Path) -> Array:

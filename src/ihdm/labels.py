@@ -1,0 +1,56 @@
+"""Labels: a network is told one for each image, by its number. The number after the last one stands for no label."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ihdm.errors import UsageError, unknown
+from ihdm.noise import LABEL_CHOICE, SeededNoise
+
+Given = str | int | Sequence[str | int] | Tensor
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Their names, and how many training images have each."""
+
+    names: tuple[str, ...] = ()
+    counts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.counts) != len(self.names) or (self.names and sum(self.counts) < 1):
+            raise ValueError("labels need the number of training images that have each, and at least one that has one")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def none(self) -> int:
+        """What stands for no label."""
+        return len(self.names)
+
+    def number(self, label: str | int) -> int:
+        """Of a label that is given by its name or, if no name is a number, by its number."""
+        if str(label) in self.names:
+            return self.names.index(str(label))
+        if isinstance(label, int) and 0 <= label < len(self):
+            return label
+        raise unknown("label", str(label), self.names)
+
+    def numbers(self, given: Given, n: int) -> Tensor:
+        """Those of n images, (n,), from one label for all of them or one for each."""
+        if isinstance(given, str | int):
+            return torch.full((n,), self.number(given))
+        each = given.tolist() if isinstance(given, Tensor) else list(given)
+        if len(each) != n:
+            raise UsageError(f"labels are one for all images or one for each of {n}, not {len(each)}")
+        return torch.tensor([self.number(label) for label in each], dtype=torch.long)
+
+    def drawn(self, noise: SeededNoise) -> Tensor:
+        """Those of images without a given one: by chance, in the proportions of the training images."""
+        ends = torch.tensor(self.counts, device=noise.images.device).cumsum(0)
+        return torch.searchsorted(ends, noise.choice(sum(self.counts), LABEL_CHOICE), right=True)
