@@ -14,6 +14,7 @@ from ihdm.config import DataConfig
 from ihdm.data import load_images
 from ihdm.engine import Frozen, placed, recorded
 from ihdm.execution import Execution
+from ihdm.labels import Labels
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.noise import BranchingNoise, SeededNoise
@@ -136,7 +137,7 @@ def model(tiny_config, tiny_images) -> Model:
 
 def on_gpu(config, images) -> Model:
     """A model with random weights."""
-    model = Model.from_images(ModelConfig.of(config, images.shape), images.train)
+    model = Model.from_images(ModelConfig.of(config, images.shape, labels=images.labels), images.train)
     with torch.no_grad():
         for parameter in model.network.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.1)
@@ -347,3 +348,52 @@ def test_bounds_with_a_pyramid_of_one_level_or_of_several(pyramid, tiny_images, 
         for e in (Execution(batch_size=7), PLAIN)
     ]
     torch.testing.assert_close(*bounds, rtol=1e-3, atol=0)
+
+
+@pytest.fixture
+def labelled(tiny_images):
+    """The same images, each with one of three labels."""
+    numbers = [torch.arange(len(images)) % 3 for images in (tiny_images.train, tiny_images.held_out)]
+    return replace(
+        tiny_images,
+        labels=Labels(("a", "b", "c"), tuple(torch.bincount(numbers[0]).tolist())),
+        train_labels=numbers[0],
+        held_out_labels=numbers[1],
+    )
+
+
+@pytest.mark.parametrize("settings", [(), ("trainer.accumulate=2",), (PYRAMID, "trainer.batch_size=16")])
+def test_recorded_training_with_labels_is_training(config, labelled, tmp_path, settings):
+    """Each replay is told the labels of its own images, and drops others; in float32, and with kernels."""
+    common = [*settings, "network.dropout=0", "network.channels=32", "trainer.drop_labels=0.3"]
+    plain, *exact = trained(config, labelled, tmp_path / "plain", *common, *PLAIN_FLOAT32)
+    replayed, *found = trained(config, labelled, tmp_path / "recorded", *common, "engine.precision=float32")
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(exact), rtol=1e-4, atol=1e-6)
+    for one, other in zip(weights(replayed), weights(plain)):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
+    _, *fused = trained(config, labelled, tmp_path / "kernels", *common, "engine.precision=bf16")
+    torch.testing.assert_close(torch.tensor(fused[0]), torch.tensor(exact[0]), rtol=3e-3, atol=0)  # losses
+    torch.testing.assert_close(torch.tensor(fused[1]), torch.tensor(exact[1]), rtol=0.03, atol=0)  # norms
+    others = replace(labelled, train_labels=labelled.train_labels.flip(0))
+    mistold, *_ = trained(config, others, tmp_path / "others", *common, *PLAIN_FLOAT32)
+    moved = [network.training.state.network.embed_label.weight for network in (plain, mistold)]
+    assert not torch.allclose(*moved, rtol=0, atol=1e-4)  # else nothing was compared
+    assert abs(replayed.held_out_loss() / plain.held_out_loss() - 1) < 1e-3
+
+
+@pytest.mark.parametrize("options", [{}, {"sampler": "exact", "order": 2, "eta": 0.5, "steps": 9}])
+@pytest.mark.parametrize("pyramid", ["none", "5"])
+def test_recorded_guided_sampling_is_the_plain_one(tiny_config, labelled, precision, options, pyramid):
+    """In batches that are told other labels than the one that was recorded; and on the CPU."""
+    torch.manual_seed(0)
+    model = on_gpu(tiny_config.with_settings(["network.channels=32", f"network.pyramid={pyramid}"]), labelled)
+    tolerance = 1e-3 if precision == torch.float32 else 0.05
+    for guidance in (0.0, 1.0, 2.0):
+        asked = {"seed": 3, "labels": torch.arange(9) // 3, "guidance": guidance, **options}
+        found = model.sample(9, execution=Execution(precision, batch_size=3), **asked)
+        plain = model.sample(9, execution=Execution(precision, compiled=False), **asked)
+        torch.testing.assert_close(found, plain, rtol=0, atol=tolerance)
+        others = [model.sample(9, execution=PLAIN, **asked | {"labels": label}) for label in ("a", "b")]
+        assert torch.allclose(*others, atol=2e-3) == (guidance == 0)  # it does matter
+    on_cpu = placed(model, torch.device("cpu")).sample(9, **asked)
+    torch.testing.assert_close(found, on_cpu, rtol=0, atol=2 * tolerance)

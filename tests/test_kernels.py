@@ -144,19 +144,20 @@ def test_a_network_with_kernels_is_the_plain_network(size, resample, checkpoint)
 
 @pytest.mark.parametrize("training", [True, False])
 def test_with_kernels_each_depth_of_a_pyramid_is_the_plain_network(monkeypatch, training):
-    """In training images are divided by counts, else by their levels; each part has vectors of its own length."""
+    """In training images are divided by counts, else by their levels; each part has vectors and labels of its own."""
     monkeypatch.setattr(kernels, "usable", lambda device, dtype: True)
     torch.manual_seed(0)
-    network = UNet(2, 2, channels=8, multipliers=(1, 2), blocks=1, attention=(1,), dropout=0, pyramid=(4,))
+    settings = {"channels": 8, "multipliers": (1, 2), "blocks": 1, "attention": (1,), "dropout": 0, "pyramid": (4,)}
+    network = UNet(2, 2, **settings, labels=3)
     network = network.to(DEVICE, memory_format=torch.channels_last).train(training)
     network.expect_levels(8, 4)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     u, k = torch.randn(4, 2, 5, 4, device=DEVICE), torch.tensor([8, 1, 5, 3], device=DEVICE)
-    results = []
+    results, label = [], torch.tensor([0, 3, 1, 2], device=DEVICE)
     for answering in (network, Lowered(network, torch.float32)):
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            output = answering(u, k)
+            output = answering(u, k, label)
             gradients = torch.autograd.grad(output.square().sum(), list(network.parameters()))
         results.append([output, *gradients])
     for plain, fused in zip(*results, strict=True):

@@ -73,6 +73,9 @@ class TrainerConfig:
     decay: float = setting(0.0, "share of the steps, at the end, over which it falls to 0", least=0, most=1)
     clip: float = setting(1.0, "largest gradient norm", least=1e-12, most=1e12)
     ema: float = setting(0.999, "decay of the averaged weights", least=0, most=0.999999)
+    drop_labels: float = setting(
+        0.1, "share of labels that are kept from the network, so that it learns to do without", above=0, most=0.9
+    )
     seed: int = setting(0, "every step is a function of the settings and its number", least=0, most=2**63 - 1)
     log_every: int = setting(50, "steps between lines of log.jsonl", least=1)
     sample_every: int = setting(10_000, "steps between pictures of samples", least=1)

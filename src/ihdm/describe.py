@@ -44,6 +44,7 @@ def model(name: str) -> dict[str, str]:
     rows = _rows(config) | {"trained": f"{config.steps:,} steps on {config.data}"}
     if config.origin:
         rows["trained"] = f"{config.steps:,} steps with the authors' code; converted from {config.origin}"
+    rows |= {"labels": config.labels.words} if config.labels else {}
     rows |= {"sampling": loaded.process.sampling_words()} | loaded.process.facts()
     enough = coarse.words(loaded.process) if loaded.process.predicts_alone(config.process) else ""
     return rows | ({"grids that suffice": f"{enough} (network.pyramid)"} if enough else {})

@@ -125,11 +125,11 @@ class Lowered(nn.Module):
         sizes = [len(k if part.rows is None else part.rows) for part in parts]
         per_image = iter(_PerImage.apply(sizes, *vectors.values()))
 
-        def answer(u: Tensor, k: Tensor, depth: int | None) -> Tensor:
+        def answer(depth: int | None, *inputs: Tensor) -> Tensor:
             weights = lower | dict(zip(vectors, per_image))
-            return functional_call(self.network, weights, (u, k, *condition), depth_option(depth))
+            return functional_call(self.network, weights, inputs, depth_option(depth))
 
-        return joined(answer, u, k, parts).float()
+        return joined(answer, parts, u, k, *condition).float()
 
     def _converted(self, named: dict[str, nn.Parameter], kept: Iterable[str]) -> dict[str, Tensor]:
         names = [name for name in named if name not in set(kept)]

@@ -11,6 +11,7 @@ from torch import Tensor
 from ihdm.errors import UsageError, unknown
 from ihdm.noise import LABEL_CHOICE, SeededNoise
 
+SHOWN = 20  # names in a list for people
 Given = str | int | Sequence[str | int] | Tensor
 
 
@@ -32,6 +33,11 @@ class Labels:
     def none(self) -> int:
         """What stands for no label."""
         return len(self.names)
+
+    @property
+    def words(self) -> str:
+        """Their number, and their names unless they are many."""
+        return f"{len(self)}: {', '.join(self.names[:SHOWN])}{', ...' * (len(self) > SHOWN)}"
 
     def number(self, label: str | int) -> int:
         """Of a label that is given by its name or, if no name is a number, by its number."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from ihdm.errors import IhdmError, UsageError
 from ihdm.execution import Execution, Runner
 from ihdm.familiar import Familiar, Verdict
 from ihdm.judgement import Judge
+from ihdm.labels import Given
 from ihdm.model_folder import (
     CONFIG,
     PRIOR,
@@ -31,6 +33,7 @@ from ihdm.model_folder import (
     write_tensors,
 )
 from ihdm.networks import build_network, weight_shapes
+from ihdm.networks.guidance import guided
 from ihdm.noise import Noise, SeededNoise
 from ihdm.pixels import to_bytes
 from ihdm.processes import Process, restoring
@@ -87,8 +90,11 @@ class Model(nn.Module):
         """n images (n, C, H, W) in [0, 1], on the CPU; image i depends, up to rounding, on the seed and i alone.
 
         same_start: all images grow from one blurred image; same_noise: all share their noise, step by step.
-        first: the number i of the first image. condition: what the network is told of each image, (n, ...).
-        execution: how it is computed. All others are settings of the process's sampling, such as steps and eta.
+        first: the number i of the first image. labels: a name or number for all images, or one for each; of a model
+        that knows labels those that are not given are drawn, by the seed and i, as often as in the training set.
+        guidance: 1 as the network answers, more: more like its label, 0: as if it knew none. condition: what a network
+        of one's own is told of each image, (n, ...). execution: how it is computed.
+        All others are settings of the process's sampling, such as steps and eta.
         """
         batches = self._batches(n, seed, **options)
         return torch.cat([torch.empty(0, *self.config.shape), *(batch.cpu() for batch in batches)])
@@ -106,6 +112,8 @@ class Model(nn.Module):
         same_start: bool = False,
         same_noise: bool = False,
         first: int = 0,
+        labels: Given | None = None,
+        guidance: float = 1.0,
         condition: Tensor | None = None,
         execution: Execution = USUAL,
         **sampling: Any,
@@ -113,13 +121,15 @@ class Model(nn.Module):
         """The images in [0, 1], on the model's device. All batches are alike, so that one recorded step serves all."""
         if n < 0 or first < 0:
             raise ValueError(f"cannot make {n} images from number {first} on")
-        if condition is not None and len(condition) != n:
+        if condition is None:
+            condition = self.told(torch.arange(first, first + n), seed, labels)
+        elif len(condition) != n:
             raise ValueError(f"a condition is for each of {n} images, not for {len(condition)}")
         process, runner = self.process.with_sampling(**sampling), self.runner(execution)
         size = runner.size(n)
         numbers = torch.arange(first, first + size, device=self.device)
         noise = SeededNoise(seed, numbers * 0 if same_noise else numbers, self.config.shape)
-        step = runner.recorded(reverse_step(process, runner.network, noise), size)
+        step = runner.recorded(reverse_step(process, self._guided(runner, guidance), noise), size)
         with progress_bar(total=n, desc="sampling", unit="image", disable=not execution.progress) as bar:
             for done in range(0, n, size):
                 count = min(size, n - done)
@@ -131,19 +141,53 @@ class Model(nn.Module):
                 bar.update(count)
                 numbers += size  # in place: the recorded step reads these very numbers
 
+    def told(self, numbers: Tensor, seed: int = 0, labels: Given | None = None) -> Tensor | None:
+        """The labels of images with the given numbers, as `sample` has it; None if the model knows none."""
+        if labels is None:
+            known = self.config.labels
+            return known.drawn(SeededNoise(seed, numbers, self.config.shape)) if known else None
+        return self._given(labels, len(numbers))
+
+    def _given(self, labels: Given, n: int) -> Tensor:
+        if not self.config.labels:
+            raise UsageError("the model knows no labels, and can be given none; train one with data.labels=true")
+        return self.config.labels.numbers(labels, n)
+
+    def check_guidance(self, guidance: float) -> None:
+        """Refuse what is no strength of guidance, or has no effect."""
+        if not 0 <= guidance < math.inf:
+            raise UsageError(
+                f"guidance is a number from 0 (no label) over 1 (the label's own answer) up, not {guidance}"
+            )
+        if guidance != 1 and not self.config.labels:
+            raise UsageError("the model knows no labels, so guidance has nothing to guide it to")
+
+    def _guided(self, runner: Runner, guidance: float) -> Any:
+        self.check_guidance(guidance)
+        return guided(runner.network, guidance, self.config.labels.none)
+
     def runner(self, execution: Execution = USUAL) -> Runner:
         """The network as it is now, ready to compute."""
         return Runner(self.network, self.config, execution)
 
     def trajectory(
-        self, n: int, seed: int = 0, *, same_start: bool = False, same_noise: bool = False, **options: Any
+        self,
+        n: int,
+        seed: int = 0,
+        *,
+        same_start: bool = False,
+        same_noise: bool = False,
+        labels: Given | None = None,
+        condition: Tensor | None = None,
+        **options: Any,
     ) -> States:
         """(k, u_k), k from K to 0: the path of the images that `sample` returns, in one batch, on the CPU."""
+        condition = self.told(torch.arange(n), seed, labels) if condition is None else condition
         numbers = torch.arange(n, device=self.device)
         noise = SeededNoise(seed, numbers * 0 if same_noise else numbers, self.config.shape)
-        sampling = {name: value for name, value in options.items() if name not in ("execution", "condition")}
+        sampling = {name: value for name, value in options.items() if name not in ("execution", "guidance")}
         u_K = self.start(numbers * 0 if same_start else numbers, seed, **sampling)
-        for k, u in self.path(u_K, noise, **options):
+        for k, u in self.path(u_K, noise, condition=condition, **options):
             yield k, u.clamp(0, 1).cpu()
 
     def start(self, numbers: Tensor, seed: int = 0, **sampling: Any) -> Tensor:
@@ -156,13 +200,20 @@ class Model(nn.Module):
         noise: Noise,
         *,
         level: int | None = None,
+        labels: Given | None = None,
+        guidance: float = 1.0,
         condition: Tensor | None = None,
         execution: Execution = USUAL,
         **sampling: Any,
     ) -> States:
-        """(k, u_k), k from a level (K unless told) to 0, from a state with any noise, on the model's device."""
+        """(k, u_k), k from a level (K unless told) to 0, from a state with any noise, on the model's device.
+
+        Here labels that are not given are none: what the images' numbers are is not known.
+        """
         process = self.process.with_sampling(**sampling)
-        return self._path(process, start, noise, process.levels(level), condition, execution)
+        if labels is not None:
+            condition = self._given(labels, len(start))
+        return self._path(process, start, noise, process.levels(level), condition, execution, guidance)
 
     def _path(
         self,
@@ -172,10 +223,11 @@ class Model(nn.Module):
         levels: list[int],
         condition: Tensor | None,
         execution: Execution,
+        guidance: float = 1.0,
     ) -> States:
         runner = self.runner(execution)
-        step = runner.recorded(reverse_step(process, runner.network, noise), len(start))
-        return chain(process, step, start, levels, condition)
+        step = runner.recorded(reverse_step(process, self._guided(runner, guidance), noise), len(start))
+        return chain(process, step, start, levels, None if condition is None else condition.to(self.device))
 
     def observation(self, image: Tensor, blur_width: float | None = None) -> Observation:
         """What a blurred image (C, H, W) in [0, 1] says; its blur width in pixels is estimated unless given."""
@@ -281,6 +333,7 @@ class Model(nn.Module):
             "network": f"{parameters:,} parameters (averaged weights)",
             "process": self.process.summary(config.process, config.sampling, config.shape),
             "sampling": self.process.sampling_words(),
+            **({"labels": config.labels.words} if config.labels else {}),
         } | self.process.facts()
 
     @classmethod

@@ -19,6 +19,7 @@ from ihdm.disk import expanded, load_tensors
 from ihdm.earlier import from_0_1
 from ihdm.errors import IhdmError, UsageError
 from ihdm.familiar import Familiar
+from ihdm.labels import Labels
 from ihdm.registry import PROCESSES
 
 CONFIG, WEIGHTS, PRIOR, CARD = "config.json", "model.safetensors", "prior.safetensors", "README.md"
@@ -31,7 +32,7 @@ class ModelConfig:
     """What config.json says: all that the tensors do not.
 
     process, sampling, network: settings; sampling is how samples are made unless told otherwise.
-    origin: the checkpoint that it was converted from, if any.
+    origin: the checkpoint that it was converted from, if any. labels: those that the network can be told of images.
     """
 
     process: Any
@@ -41,11 +42,14 @@ class ModelConfig:
     data: str = ""
     steps: int = 0
     origin: str = ""
+    labels: Labels = Labels()
 
     @classmethod
-    def of(cls, config: Config, shape: tuple[int, int, int], data: str = "") -> ModelConfig:
+    def of(
+        cls, config: Config, shape: tuple[int, int, int], data: str = "", labels: Labels | None = None
+    ) -> ModelConfig:
         """The model that a training run makes."""
-        return cls(config.process, config.sampling, config.network, shape, data)
+        return cls(config.process, config.sampling, config.network, shape, data, labels=labels or Labels())
 
 
 def locate(name: str | Path, revision: str | None = None) -> Path:
@@ -84,6 +88,7 @@ def write_config(folder: Path, config: ModelConfig) -> None:
     tree: dict[str, Any] = {name: settings[name] for name in ("process", "sampling", "network")}
     tree |= {"shape": list(config.shape), "data": config.data, "steps": config.steps}
     tree |= {"origin": config.origin} if config.origin else {}
+    tree |= {"labels": dict(zip(config.labels.names, config.labels.counts))} if config.labels else {}
     (folder / CONFIG).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
 
 
@@ -94,14 +99,15 @@ def read_config(folder: Path) -> ModelConfig:
         raise IhdmError(f"{folder} is not a model folder: {CONFIG} is missing")
     try:
         tree = json.loads(read_text(path))
-        rest = {name: tree.pop(name) for name in ("shape", "data", "steps", "origin") if name in tree}
+        rest = {name: tree.pop(name) for name in ("shape", "data", "steps", "origin", "labels") if name in tree}
         settings = Config().with_tree({"process": tree["process"], "network": tree["network"]} | from_0_1(tree))
         channels, height, width = (_count(n, 1) for n in rest["shape"])
         if channels > MOST_CHANNELS or height * width > MOST_PIXELS:
             raise ValueError(f"images of {channels} x {height} x {width} are larger than any model's")
         words = str(rest["data"]), _count(rest["steps"], 0), str(rest.get("origin", ""))
+        counts = {name: _count(number, 0) for name, number in rest.get("labels", {}).items()}
         parts = settings.process, settings.sampling, settings.network
-        return ModelConfig(*parts, (channels, height, width), *words)
+        return ModelConfig(*parts, (channels, height, width), *words, Labels(tuple(counts), tuple(counts.values())))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IhdmError(f"{path} is not the config of a model ({type(error).__name__}: {error})") from error
 
@@ -127,7 +133,7 @@ def read_familiar(folder: Path) -> Familiar | None:
 
 def _count(number: Any, least: int) -> int:
     if not isinstance(number, int) or isinstance(number, bool) or not least <= number < 2**40:
-        raise ValueError(f"{number!r} is not a possible number of pixels, channels or steps")
+        raise ValueError(f"{number!r} is not a possible number of pixels, channels, steps or images")
     return number
 
 
@@ -186,10 +192,14 @@ def card(config: ModelConfig, rows: dict[str, str], name: str = "path/to/this/fo
             "The prior holds blurred copies of the training images: share the folder only where you may share those.\n"
         )
     )
+    label = f", labels={config.labels.names[0]!r}, guidance=1.5" if config.labels else ""
+    tag = process.title.replace(" ", "-")
+    kind = f"pipeline_tag: unconditional-image-generation\ntags: [{tag}]"
+    if config.labels:
+        kind = f"tags: [{tag}, class-conditional-image-generation]"
     text = f"""---
 library_name: ihdm
-pipeline_tag: unconditional-image-generation
-tags: [{process.title.replace(" ", "-")}]
+{kind}
 ---
 # A model of {process.title}
 
@@ -203,7 +213,7 @@ Images of {height}x{width} pixels, {channels} channel{"s" * (channels != 1)}, {p
 ```python
 from ihdm import Model
 
-images = Model.from_pretrained("{name}").sample(16, seed=0)
+images = Model.from_pretrained("{name}").sample(16, seed=0{label})
 ```
 
 {f"Method: {process.method}." if process.method else ""}

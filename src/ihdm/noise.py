@@ -26,7 +26,7 @@ class Purpose(IntEnum):
     """What one seed is used for, so that no two uses share their numbers."""
 
     SHUFFLE = 1  # the order of images
-    STEP = 2  # levels, noise and mirroring of a training step
+    STEP = 2  # levels, noise, mirroring and dropped labels of a training step
     INIT = 3  # untrained weights
     HELD_OUT = 4  # levels and noise of the held-out loss
     LEVELS = 5  # levels that a bound is estimated at

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import itertools
 import math
 import os
 import time
@@ -34,6 +35,7 @@ from ihdm.errors import IhdmError, UsageError
 from ihdm.execution import Execution
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
+from ihdm.networks import told
 from ihdm.noise import Purpose, mix_seed
 from ihdm.optimisation import learning_rate
 from ihdm.progress import progress_bar
@@ -65,7 +67,7 @@ class Trainer:
                 f"{self.accelerator.num_processes}"
             )
         resident = _resident(images.train, device)
-        model_config = ModelConfig.of(config, images.shape, images.name)
+        model_config = ModelConfig.of(config, images.shape, images.name, images.labels)
         with torch.random.fork_rng():
             torch.manual_seed(mix_seed(config.trainer.seed, Purpose.INIT))
             self.model = Model.from_images(model_config, resident if device.type == "cuda" else images.train)
@@ -90,7 +92,7 @@ class Trainer:
     def _batches(self, resident: Images) -> Batches | StreamedBatches:
         size, seed, stream = self.config.trainer.batch_size, self.config.trainer.seed, self.images.stream
         if stream is None:
-            return Batches(resident, size, seed, self.device)
+            return Batches(resident, size, seed, self.device, self.images.train_labels)
         workers = self.config.data.workers
         if workers is None:
             workers = min(FEEDING_A_GPU, os.cpu_count() or 1) if self.device.type == "cuda" else 0
@@ -182,8 +184,8 @@ class Trainer:
 
     def train_step(self) -> tuple[Tensor, Tensor]:
         """The next step: its loss, and the norm of its gradient."""
-        rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
-        return self.training.step(self.step, self.batches.at(self.step, rank, ranks))
+        place = self.step, self.accelerator.process_index, self.accelerator.num_processes
+        return self.training.step(self.step, self.batches.at(*place), self.batches.labels_at(*place))
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint, or begin the run folder."""
@@ -267,10 +269,11 @@ class Trainer:
         generator, process = torch.Generator(self.device), self.model.process
         generator.manual_seed(mix_seed(self.config.trainer.seed, Purpose.HELD_OUT))
         network = Frozen(self.training.averaged(), self.precision, self.config.engine.compile)
-        losses = []
-        for batch in unit_batches(self.images.held_out, self.config.trainer.batch_size):
+        losses, size, labels = [], self.config.trainer.batch_size, self.images.held_out_labels
+        known = itertools.repeat(None) if labels is None else labels.to(self.device).split(size)
+        for batch, label in zip(unit_batches(self.images.held_out, size), known):
             u_0 = batch.to(self.device)
-            losses.append(process.loss(network, u_0, *process.draw(u_0.shape, generator)))
+            losses.append(process.loss(told(network, label), u_0, *process.draw(u_0.shape, generator)))
         return float(torch.cat(losses).mean())
 
     def _picture(self) -> None:

@@ -76,9 +76,9 @@ class Training:
     def _gradients(self, images: Tensor, condition: Tensor | None) -> Tensor:
         """The mean loss of a batch and its gradient, computed in parts; processes exchange gradients in the last.
 
-        Levels, noise and mirroring are drawn for the whole batch, of which each process and each part takes its own: so
-        that a step is the same, up to rounding, however it is divided. Only dropout is not, nor, of a network that sees
-        coarse levels on small grids, at which depth it sees an image or two of each part.
+        Levels, noise, mirroring and which labels are dropped are drawn for the whole batch, of which each process and
+        each part takes its own: so that a step is the same, up to rounding, however it is divided. Only dropout is not,
+        nor, of a network that sees coarse levels on small grids, at which depth it sees an image or two of each part.
         """
         self.optimizer.zero_grad()
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
@@ -88,6 +88,9 @@ class Training:
         if self.config.data.flip:
             chosen = torch.rand(len(u_0) * ranks, generator=self.generator, device=u_0.device) < 0.5
             u_0 = mirrored(u_0, chosen[rank::ranks])
+        if condition is not None and (labels := self.model.config.labels):
+            chosen = torch.rand(len(u_0) * ranks, generator=self.generator, device=u_0.device)[rank::ranks]
+            condition = condition.masked_fill(chosen < self.config.trainer.drop_labels, labels.none)
         count = min(self.config.trainer.accumulate, len(u_0))
         total = torch.zeros((), device=u_0.device)
         for number in range(count):

@@ -19,11 +19,12 @@ class Batches:
     """Training images of any step, uint8, on `device`.
 
     Step s takes the places s B .. (s + 1) B - 1 of an endless row of epochs, each shuffled by (seed, epoch).
-    Of several processes, each takes its share of the places.
+    Of several processes, each takes its share of the places. labels: of all images, (N,), if they have some.
     """
 
-    def __init__(self, images: Images, batch_size: int, seed: int, device: torch.device):
+    def __init__(self, images: Images, batch_size: int, seed: int, device: torch.device, labels: Tensor | None = None):
         self.images, self.batch_size, self.seed, self.device = images, batch_size, seed, device
+        self.labels = None if labels is None else labels.to(images.device)
         self._order = lru_cache(maxsize=2)(self._shuffled)
         self._thread = ThreadPoolExecutor(1)
         self._ahead: dict[tuple[int, int, int], Future[Tensor]] = {}
@@ -42,6 +43,12 @@ class Batches:
         """The images of a step."""
         taken = self._taken(step, rank, ranks) if isinstance(self.images, Tensor) else self._fetched(step, rank, ranks)
         return taken.to(self.device, non_blocking=True)
+
+    def labels_at(self, step: int, rank: int = 0, ranks: int = 1) -> Tensor | None:
+        """Those of the images of a step."""
+        if self.labels is None:
+            return None
+        return self.labels[self.numbers(step)[rank::ranks]].to(self.device, non_blocking=True)
 
     def _taken(self, step: int, rank: int, ranks: int) -> Tensor:
         return self.images[self.numbers(step)[rank::ranks]]

@@ -68,6 +68,10 @@ class StreamedBatches:
         self._places[rank::ranks] = torch.tensor(places)
         return images.to(self.device, non_blocking=True)
 
+    def labels_at(self, step: int, rank: int = 0, ranks: int = 1) -> Tensor | None:
+        """A stream has none."""
+        return None
+
     def close(self) -> None:
         """End the processes and threads that read, until a step is asked for again."""
         if self._reading:

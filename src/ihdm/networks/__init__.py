@@ -8,6 +8,7 @@ the states (docs/your-own-process.md).
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sized
 from typing import Any, Protocol
 
 import torch
@@ -27,10 +28,19 @@ class Described(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
 
+    @property
+    def labels(self) -> Sized: ...
+
 
 def build_network(config: Described, checkpoint: bool = False) -> nn.Module:
     """The untrained network; `checkpoint`: whether it computes activations again in the backward pass, if it can."""
-    network = NETWORKS.of(config.network).from_settings(config.network, config.shape)
+    kind, labels = NETWORKS.of(config.network), {"labels": len(config.labels)} if config.labels else {}
+    if labels and "labels" not in inspect.signature(kind.from_settings).parameters:
+        raise UsageError(
+            f"the network {NETWORKS.kind(config.network)} cannot be told labels: its from_settings takes no number of "
+            f"them; do without data.labels=true, or take another network"
+        )
+    network = kind.from_settings(config.network, config.shape, **labels)
     if len(_demanded(network)) > 2:
         raise UsageError(
             f"the network {NETWORKS.kind(config.network)} insists on {', '.join(_demanded(network))}; it must do with "

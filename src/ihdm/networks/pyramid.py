@@ -77,12 +77,13 @@ def counts(images: int, K: int, first: Sequence[int]) -> list[int]:
     return [more - fewer for more, fewer in pairwise([images, *least, 0])]
 
 
-def joined(answer: Callable[[Tensor, Tensor, int | None], Tensor], u: Tensor, k: Tensor, parts: list[Part]) -> Tensor:
-    """answer(u, k, depth) of each part of a batch, in the order of the batch."""
+def joined(answer: Callable[..., Tensor], parts: list[Part], *inputs: Tensor | None) -> Tensor:
+    """answer(depth, *inputs) of each part of a batch, in the order of the batch; an input may be None for all."""
     rows = [part.rows for part in parts if part.rows is not None]
     if not rows:
-        return answer(u, k, parts[0].depth)
-    answers = torch.cat([answer(u[some], k[some], part.depth) for some, part in zip(rows, parts)])
+        return answer(parts[0].depth, *inputs)
+    divided = [[None if each is None else each[some] for each in inputs] for some in rows]
+    answers = torch.cat([answer(part.depth, *own) for part, own in zip(parts, divided)])
     return torch.zeros_like(answers).index_copy(0, torch.cat(rows), answers)
 
 

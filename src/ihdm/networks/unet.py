@@ -1,7 +1,8 @@
 """The U-Net that takes one step back (App. B.1).
 
 Residual blocks with GroupNorm and SiLU, the level k added in each as a sinusoidal embedding, attention on the coarse
-feature maps. Any number of channels and any height and width: odd sizes are rounded up going down, cut going up.
+feature maps. If images have labels, theirs are added to the embedding. Any number of channels and any height and width:
+odd sizes are rounded up going down, cut going up.
 
 Coarse levels may be seen on smaller grids (`pyramid.py`): then a state enters at the resolution of its size, by a stem
 of its own, and leaves there by a head of its own. Finer resolutions are left out; coarser ones serve all depths.
@@ -80,6 +81,7 @@ class UNet(nn.Module):
     resample: "pool" averages down and repeats up, as the paper; "conv" adds convolutions, as the authors' code.
     groups: of each normalisation; None: as `Norm` chooses.
     pyramid: the first level of each smaller grid.
+    labels: how many it can be told of, as a condition (B,): 0, 1, ..., and `labels` for none, as without a condition.
     Set `checkpoint` to keep only what enters each block for the backward pass, and compute the rest again.
     """
 
@@ -101,6 +103,7 @@ class UNet(nn.Module):
         resample: Resample = "pool",
         groups: int | None = None,
         pyramid: Sequence[int] = (),
+        labels: int = 0,
     ):
         super().__init__()
         self.dropout, self.pyramid = dropout, tuple(pyramid)
@@ -140,14 +143,15 @@ class UNet(nn.Module):
         self.stems = nn.ModuleList(SmallStem(channels_in, widths[depth - 1]) for depth in depths)
         self.head_norms = nn.ModuleList(Norm(widths[depth], silu=True) for depth in depths)
         self.heads = nn.ModuleList(Conv(widths[depth], channels_out, zero=True) for depth in depths)
+        self.embed_label = LabelEmbedding(labels, embedding) if labels else None
         for layer in self.modules():
             if groups and isinstance(layer, Norm):
                 layer.num_groups = groups
 
     @classmethod
-    def from_settings(cls, settings: UNetSettings, shape: tuple[int, ...]) -> UNet:
+    def from_settings(cls, settings: UNetSettings, shape: tuple[int, ...], labels: int = 0) -> UNet:
         """The untrained network for images (C, H, W)."""
-        return cls(shape[0], shape[0], **vars(settings))
+        return cls(shape[0], shape[0], **vars(settings), labels=labels)
 
     @staticmethod
     def words(settings: UNetSettings, shape: tuple[int, ...]) -> str:
@@ -179,16 +183,16 @@ class UNet(nn.Module):
 
     def forward(self, u: Tensor, k: Tensor, condition: Tensor | None = None, depth: int | None = None) -> Tensor:
         """depth: that of all images, whatever their levels; None: as `depth_parts` says."""
-        if condition is not None:
+        if condition is not None and self.embed_label is None:
             raise UsageError("this U-Net knows nothing but the state and its level: it takes no condition")
-        return joined(self._answer, u, k, self.depth_parts(k) if depth is None else [Part(None, depth)])
+        return joined(self._answer, self.depth_parts(k) if depth is None else [Part(None, depth)], u, k, condition)
 
-    def _answer(self, u: Tensor, k: Tensor, depth: int | None) -> Tensor:
+    def _answer(self, depth: int | None, u: Tensor, k: Tensor, label: Tensor | None) -> Tensor:
         """At one depth, which enters after so many resolutions, and leaves before them."""
         at = depth or 0
         down = list(self.down)[at * (self.blocks + 1) :]  # blocks and a step down
         up = list(self.up)[: (self.resolutions - at) * (self.blocks + 2) - 1]  # one block more, and a step up but here
-        settings = iter(self._settings(k, [*down, *self.middle, *up]))
+        settings = iter(self._settings(k, label, [*down, *self.middle, *up]))
         h = self.stems[at - 1](u, at) if at else self.stem(u)
         skips = [h]
         for layer in down:
@@ -206,13 +210,16 @@ class UNet(nn.Module):
         answer = self.heads[at - 1](self.head_norms[at - 1]([h])[0])
         return embedded(_wide(answer), u.shape[2:])
 
-    def _settings(self, k: Tensor, layers: Sequence[nn.Module]) -> list[tuple[Tensor, Tensor | None]]:
+    def _settings(
+        self, k: Tensor, label: Tensor | None, layers: Sequence[nn.Module]
+    ) -> list[tuple[Tensor, Tensor | None]]:
         """For each block what its level adds to each channel, in one product for all, and a seed for its dropout."""
+        known = None if self.embed_label is None else self.embed_label(label, len(k))
         blocks = [layer for layer in layers if isinstance(layer, Block)]
         weight = torch.cat([block.level.weight for block in blocks])
         level_bias = torch.cat([block.level.bias for block in blocks], -1)
         enter_bias = torch.cat([block.enter.bias for block in blocks], -1)
-        shifts = F.linear(self.embed_level(k), weight) + level_bias + enter_bias
+        shifts = F.linear(self.embed_level(k, known), weight) + level_bias + enter_bias
         by_block = shifts.split([block.level.out_features for block in blocks], dim=1)
         if not (self.training and self.dropout):
             return [(shift, None) for shift in by_block]
@@ -274,21 +281,36 @@ class Mix(nn.Linear):
 
 
 class LevelEmbedding(nn.Module):
-    """cos and sin of k at geometrically spaced frequencies, then a small MLP."""
+    """cos and sin of k at geometrically spaced frequencies, then a small MLP; `known` is added before its end."""
 
     def __init__(self, channels: int, width: int):
         super().__init__()
         self.channels = channels
         self.first, self.second = nn.Linear(channels, width), nn.Linear(width, width)
 
-    def forward(self, k: Tensor) -> Tensor:
+    def forward(self, k: Tensor, known: Tensor | None = None) -> Tensor:
         half, dtype = self.channels // 2, self.first.weight.dtype
         exponent = torch.arange(half, device=k.device, dtype=torch.float32) / half
         angle = k.float()[:, None] * torch.exp(-math.log(10000) * exponent)
         h = F.pad(torch.cat([angle.cos(), angle.sin()], dim=1), (0, self.channels - 2 * half))
-        for layer in (self.first, self.second):
-            h = F.silu(F.linear(h.to(dtype), layer.weight) + layer.bias)
-        return h.to(dtype)
+        h = F.silu(F.linear(h.to(dtype), self.first.weight) + self.first.bias)
+        h = F.linear(h.to(dtype), self.second.weight) + self.second.bias
+        return F.silu(h if known is None else h + known).to(dtype)
+
+
+class LabelEmbedding(nn.Module):
+    """A vector for each label and one for none. From 0 instead of by chance, labels would be learned far later."""
+
+    def __init__(self, labels: int, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(labels + 1, width))
+
+    def forward(self, label: Tensor | None, images: int) -> Tensor:
+        """As a product, whose gradient is one too: it adds up in the same order each time, and can be recorded."""
+        if label is None:
+            return self.weight[-1].expand(images, -1)
+        numbers = torch.arange(len(self.weight), device=label.device)
+        return (label[:, None] == numbers).to(self.weight.dtype) @ self.weight
 
 
 class Norm(nn.GroupNorm):
