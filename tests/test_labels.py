@@ -522,6 +522,49 @@ def test_a_network_that_takes_no_labels_is_refused_before_training(tiny_config, 
         Trainer(tiny_config, labelled, tmp_path)
 
 
+@pytest.fixture
+def folder(model, tmp_path, monkeypatch) -> str:
+    """A model folder, in the folder that commands are run in."""
+    monkeypatch.chdir(tmp_path)
+    model.save_pretrained("model")
+    return "model"
+
+
+def test_the_command_line_makes_images_of_labels_in_turn(folder, model, capsys):
+    words = ["sample", folder, "--n", "5", "--seed", "3", "--out", "images", "--gif", "grow.gif", "--device", "cpu"]
+    main([*words, "--label", "right", "left", "--guidance", "1.5", "--batch-size", "2"])
+    labels = ["right", "left", "right", "left", "right"]
+    expected = torch.cat(list(model.sample_batches(5, seed=3, labels=labels, guidance=1.5)))
+    for i, image in enumerate(expected):
+        found = np.asarray(Image.open(f"images/{i:06d}.png"))
+        assert np.abs(found.astype(int) - image[0].numpy()).max() <= 1
+    assert "grow.gif" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--label", "rigth"], "unknown label 'rigth'; did you mean 'right'?"),
+        (["--label", "left", "--guidance", "-1"], "guidance is a number from 0"),
+        (["--guidance", "nan"], "guidance is a number from 0"),
+    ],
+)
+def test_the_command_line_refuses_what_is_no_label_before_any_work(folder, words, message, capsys, monkeypatch):
+    monkeypatch.setattr(Model, "sample_batches", None)
+    with pytest.raises(SystemExit) as stopped:
+        main(["sample", folder, *words])
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_the_command_line_refuses_labels_of_a_model_without(tiny_config, tiny_images, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    model_of(tiny_config, tiny_images).save_pretrained("plain")
+    for words, message in ((["--label", "left"], "knows no labels"), (["--guidance", "2"], "nothing to guide it to")):
+        with pytest.raises(SystemExit) as stopped:
+            main(["sample", "plain", *words])
+        assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
 SHORT = [  # 150 steps, five seconds of one core; with more noise than usual a small network learns sooner
     "data.labels=true",
     "process.K=20",

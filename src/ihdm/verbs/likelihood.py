@@ -36,7 +36,7 @@ def likelihood(
 ) -> None:
     """Bound the negative log-likelihood of images (Eq. 5-10).
 
-    In nats and in bits per dimension, in all known ways.
+    In nats and in bits per dimension, in all known ways. A network that knows labels is told none.
 
     Args:
         model: a model folder, a run folder, owner/name on the hub, or one that comes with ihdm (ihdm info lists them)

@@ -46,7 +46,7 @@ def restore(
 ) -> None:
     """Make sharp versions of a blurred or small image of your own.
 
-    By the paper's steps, unless told otherwise.
+    By the paper's steps, unless told otherwise. A network that knows labels is told none.
 
     Args:
         model: a model folder, a run folder, owner/name on the hub, or one that comes with ihdm (ihdm info lists them)

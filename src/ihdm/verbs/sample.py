@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,6 +40,8 @@ def sample(
     out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
     same_start: bool = False,
     same_noise: bool = False,
+    label: Annotated[tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="")] = (),
+    guidance: float = 1.0,
     sampling: Annotated[HowToSample, OmitArgPrefixes] = AS_THE_MODEL_HAS_IT,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
@@ -53,6 +56,9 @@ def sample(
         out: an empty folder for the images, one PNG each
         same_start: grow all images from one blurred image: same colours, different shapes
         same_noise: use the same noise for all: same shapes, different colours (small grey images hardly differ then)
+        label: what the images are to be, by a model that knows labels (ihdm info); of several, each in turn; default:
+            as often as in the training set
+        guidance: how much the label counts: 1 as much as in training, more: clearer and less varied, 0: not at all
     """
     check_count(n)
     if same_start and same_noise:
@@ -60,6 +66,8 @@ def sample(
     if grid is None and gif is None and out is None:
         grid = Path("samples.png")
     _check_outputs(grid, gif, out)
+    import torch
+
     from ihdm import pictures, workers
     from ihdm.engine import choose_device, keep_freed_memory, placed
     from ihdm.model import Model
@@ -67,13 +75,15 @@ def sample(
     keep_freed_memory()
     place = choose_device(computing.device)
     loaded = Model.from_pretrained(model).sampled(**sampling.changes())
-    options: dict[str, Any] = {"same_start": same_start, "same_noise": same_noise}
+    loaded.check_guidance(guidance)
+    loaded.told(torch.arange(len(label)), seed, label or None)  # refuses what it does not know
+    options: dict[str, Any] = {"same_start": same_start, "same_noise": same_noise, "guidance": guidance}
     with workers.together() as team:
         team.agree(True)  # all have looked at the folders before one fills them
         placed(loaded, team.device(place))
         options["execution"] = execution(computing, place, loaded.config.shape, team.main)
         if grid or out:
-            images = _make(loaded, team, n, seed, out, grid is not None, options)
+            images = _make(loaded, team, n, seed, out, grid is not None, label, options)
         if not team.main:
             return
     if grid:
@@ -81,7 +91,9 @@ def sample(
     if gif:
         from ihdm.progress import progress_bar
 
-        states, levels = loaded.trajectory(min(n, GIF_IMAGES), seed, **options), loaded.process.levels()
+        shown = min(n, GIF_IMAGES)
+        states = loaded.trajectory(shown, seed, labels=_in_turn(label, range(shown)), **options)
+        levels = loaded.process.levels()
         bar = progress_bar(states, desc="animating", unit="level", total=len(levels))
         pictures.animation(gif, pictures.evenly(bar, levels, GIF_FRAMES))
     for path in filter(None, (grid, out, gif)):
@@ -89,7 +101,14 @@ def sample(
 
 
 def _make(
-    model: Model, team: Workers, n: int, seed: int, out: Path | None, together: bool, options: dict[str, Any]
+    model: Model,
+    team: Workers,
+    n: int,
+    seed: int,
+    out: Path | None,
+    together: bool,
+    label: Sequence[str],
+    options: dict[str, Any],
 ) -> Tensor:
     """Write the images of this process to `out`; if wanted `together`, give back those of all processes."""
     import torch
@@ -99,13 +118,19 @@ def _make(
     share = team.share(n)
     kept = [torch.empty(0, *model.config.shape, dtype=torch.uint8)]
     number = share.start
-    for batch in model.sample_batches(len(share), seed, first=share.start, **options):
+    labels = _in_turn(label, share)
+    for batch in model.sample_batches(len(share), seed, first=share.start, labels=labels, **options):
         for image in batch if out else ():
             pictures.plain(image).save(out / f"{number:06d}.png")  # type: ignore[operator]
             number += 1
         if together:
             kept.append(batch)
     return team.join(torch.cat(kept))
+
+
+def _in_turn(labels: Sequence[str], numbers: range) -> list[str] | None:
+    """One for each of the images with these numbers, if there are any."""
+    return [labels[i % len(labels)] for i in numbers] if labels else None
 
 
 def _check_outputs(grid: Path | None, gif: Path | None, out: Path | None) -> None:

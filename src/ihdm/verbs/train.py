@@ -65,7 +65,7 @@ def train(
 def _amount(images: ImageSet) -> str:
     if images.stream:
         return f"a stream of {len(images.stream.shards):,} shards (prior from {len(images.train):,} images)"
-    return f"{len(images.train):,} images"
+    return f"{len(images.train):,} images" + f" with {len(images.labels)} labels" * bool(images.labels)
 
 
 def _shape_text(shape: tuple[int, int, int]) -> str:
