@@ -17,6 +17,7 @@ from archives import png, write_tar
 from PIL import Image
 
 from ihdm import evaluation
+from ihdm.app.studio import Studio
 from ihdm.cli import main
 from ihdm.config import DataConfig, load_config
 from ihdm.data import ImageSet, load_images
@@ -33,7 +34,7 @@ from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network
 from ihdm.networks.guidance import guided
 from ihdm.networks.unet import UNet
-from ihdm.noise import SeededNoise
+from ihdm.noise import SeededNoise, mix_seed
 from ihdm.pixels import to_unit
 from ihdm.registry import NETWORKS, PROCESSES
 from ihdm.run import read_log
@@ -563,6 +564,40 @@ def test_the_command_line_refuses_labels_of_a_model_without(tiny_config, tiny_im
         with pytest.raises(SystemExit) as stopped:
             main(["sample", "plain", *words])
         assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_the_page_offers_labels_and_branches_stay_with_theirs(model):
+    studio = Studio(model)
+    film = last(studio.grow(4, 3, "right", 1.5)).clamp(0, 1)
+    torch.testing.assert_close(film, model.sample(4, 3, labels="right", guidance=1.5), atol=1e-5, rtol=0)
+    torch.testing.assert_close(last(studio.grow(4, 3)).clamp(0, 1), model.sample(4, 3), atol=1e-5, rtol=0)
+    strip, seeds = last(studio.between(3, 8, 5)).clamp(0, 1), (3, 8)
+    for end, seed in zip((0, -1), seeds):
+        torch.testing.assert_close(strip[end], model.sample(1, seed)[0], atol=1e-4, rtol=0)
+    whole = dict(studio.grow(1, 3))
+    own = model.told(torch.zeros(4, dtype=torch.long), 3)
+    futures = last(studio.futures(whole[4], 4, 4, 3, 0))
+    start, noise = whole[4].expand(4, -1, -1, -1), SeededNoise(mix_seed(3, 0, 4), torch.arange(4), studio.shape)
+    torch.testing.assert_close(futures, last(model.path(start, noise, level=4, labels=own)))
+    assert last(studio.matrix(torch.tensor([0, 1]), [4, 5])).isfinite().all()
+    with pytest.raises(UsageError, match="The guidance must be a number from 0"):
+        studio.grow(4, 3, "right", -1)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_the_page_has_fields_for_labels_if_the_model_knows_some(model, many):
+    gr = pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
+    from ihdm.app.firsts import Firsts
+    from ihdm.app.page import build
+
+    if many:
+        names = tuple(map(str, range(30)))
+        model = Model(replace(model.config, labels=Labels(names, (1,) * 30)), model.process, model.network)
+    blocks = build({"tiny": Studio(model)}, Firsts()).blocks.values()
+    shown = {block.label: block for block in blocks if isinstance(block, gr.Radio | gr.Dropdown | gr.Slider)}
+    field = shown["What they show"]
+    assert isinstance(field, gr.Dropdown if many else gr.Radio) and "Guidance" in shown
+    assert [name for name, _ in field.choices] == ["any", *model.config.labels.names]
 
 
 SHORT = [  # 150 steps, five seconds of one core; with more noise than usual a small network learns sooner

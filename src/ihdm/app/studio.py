@@ -12,7 +12,7 @@ import torch
 from PIL import ExifTags
 from torch import Tensor
 
-from ihdm.app.numbers import whole
+from ihdm.app.numbers import whole, within
 from ihdm.data.images import Unreadable, open_picture
 from ihdm.data.single import read_one
 from ihdm.errors import UsageError
@@ -23,7 +23,7 @@ from ihdm.processes import FromImages, Process, Restoring, restoring
 from ihdm.restoration import Observation
 from ihdm.sampler import States
 
-MOST_IMAGES, MOST_SIDE, MOST_STEPS = 64, 6, 32
+MOST_IMAGES, MOST_SIDE, MOST_STEPS, MOST_GUIDANCE = 64, 6, 32, 5.0
 MOST_PIXELS, MOST_BYTES = 50_000_000, 20 * 2**20  # of an upload
 NO_PICTURE = "That file is not a picture that can be read. PNG, JPEG and WebP are safe choices."
 EASY = 100 * 32 * 32  # steps times pixels of an image that two cores make in less than a second
@@ -98,13 +98,19 @@ class Studio:
     def restores(self) -> bool:
         return isinstance(self.process, Restoring) and bool(self.process.spectra)
 
-    def grow(self, n: Any, seed: Any, **sampling: Any) -> Growth:
-        """The first n images of a seed."""
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of what one can ask for."""
+        return self.model.config.labels.names
+
+    def grow(self, n: Any, seed: Any, label: str = "", guidance: Any = 1.0, **sampling: Any) -> Growth:
+        """The first n images of a seed; label: what they are to be, if one can ask for that; "": whatever."""
         n = whole(n, "The number of pictures", 1, MOST_IMAGES)
-        seed = whole(seed, "The seed")
+        seed, guidance = whole(seed, "The seed"), within(guidance, "The guidance", 0, MOST_GUIDANCE)
         numbers = torch.arange(n, device=self.device)
-        start = self.model.start(numbers, seed, **sampling)
-        return self._growth(start, SeededNoise(seed, numbers, self.shape), **sampling)
+        start, told = self.model.start(numbers, seed, **sampling), self.model.told(numbers, seed, label or None)
+        noise = SeededNoise(seed, numbers, self.shape)
+        return self._growth(start, noise, told, guidance=guidance, **sampling)
 
     def picking(self) -> FromImages:
         """The process, if one can choose its starts."""
@@ -134,7 +140,7 @@ class Studio:
         columns = starts.repeat(len(seeds)).to(self.device)
         start = self.picking().near(columns, SeededNoise(0, columns, self.shape)(self.process.K + 1))
         rows = torch.tensor(seeds, device=self.device).repeat_interleave(len(starts))
-        return self._growth(start, SeededNoise(0, rows, self.shape))
+        return self._growth(start, SeededNoise(0, rows, self.shape), self.model.told(rows))
 
     def between(self, one: Any, other: Any, steps: Any) -> Growth:
         """Images from the first of one seed to the first of another (Fig. 6b)."""
@@ -145,13 +151,15 @@ class Studio:
         weight = torch.linspace(0, 1, steps, device=self.device)
         numbers = torch.zeros(steps, dtype=torch.int64, device=self.device)
         start, end = (SeededNoise(seed, numbers, self.shape) for seed in (one, other))
-        return self._growth(self.process.between(start, end, weight), InterpolatedNoise(start, end, weight))
+        known, others = (self.model.told(numbers, seed) for seed in (one, other))
+        told = None if known is None or others is None else torch.where(weight < 0.5, known, others)
+        return self._growth(self.process.between(start, end, weight), InterpolatedNoise(start, end, weight), told)
 
     def futures(self, state: Tensor, level: int, n: int, *seeds: int) -> Growth:
-        """What may become of one state (1, C, H, W) of a level."""
+        """What may become of one state (1, C, H, W) of a level, of the first image of the first seed."""
         numbers = torch.arange(n, device=self.device)
-        start = state.to(self.device).expand(n, -1, -1, -1)
-        return self._growth(start, SeededNoise(mix_seed(*seeds, level), numbers, self.shape), level)
+        start, told = state.to(self.device).expand(n, -1, -1, -1), self.model.told(0 * numbers, seeds[0])
+        return self._growth(start, SeededNoise(mix_seed(*seeds, level), numbers, self.shape), told, level)
 
     def upload(self, file: str | Path | None) -> Upload:
         """Read a picture that a visitor gave, and bring it to the model's size and colours."""
@@ -184,9 +192,18 @@ class Studio:
         images = self.model.sample(1, whole(seed, "The seed"), execution=self.execution)
         return blurs.laplacian.dissipate(images, float(blurs.schedule.t[k]))[0].clamp(0, 1)
 
-    def _growth(self, start: Tensor, noise: Noise, level: int | None = None, **sampling: Any) -> Growth:
+    def _growth(
+        self,
+        start: Tensor,
+        noise: Noise,
+        told: Tensor | None,
+        level: int | None = None,
+        guidance: float = 1.0,
+        **sampling: Any,
+    ) -> Growth:
         """On from a state of a level, the coarsest unless told."""
-        states = self.model.path(start, noise, level=level, execution=self.execution, **sampling)
+        options: dict[str, Any] = {"condition": told, "guidance": guidance, "execution": self.execution}
+        states = self.model.path(start, noise, level=level, **options, **sampling)
         return Growth(self.process.with_sampling(**sampling).levels(level), states)
 
 

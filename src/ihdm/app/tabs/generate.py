@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ from torch import Tensor
 from ihdm import pictures
 from ihdm.app.film import MOST, Film
 from ihdm.app.job import QUIET, Bench, said, watched
-from ihdm.app.studio import MOST_IMAGES, Studio
+from ihdm.app.studio import MOST_GUIDANCE, MOST_IMAGES, Studio
 from ihdm.app.tabs.parts import PAGE, lead, offered, picture, random_seed, save_button, saved, seed
 from ihdm.app.tabs.sampling import sampling_row
 from ihdm.app.ways import chosen
 
 TEXT = """Every picture begins with hardly anything in it. The model brings it out in small steps, until there is a
 picture that nobody has drawn. **Move the slider to watch it happen.**"""
+MOST_BUTTONS = 20  # labels that have a button each
 
 
 def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
@@ -27,6 +28,7 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
     how, usual = sampling_row(studio.process, studio.process), min(studio.steps, MOST - 1)
     with gr.Row(elem_classes="sides"):
         with gr.Column(scale=1, min_width=280):
+            wanted = _wanted(studio.labels) if studio.labels else []
             number = gr.Slider(1, MOST_IMAGES, studio.usual, step=1, label="How many pictures")
             first = seed()
             make = gr.Button("Make pictures", variant="primary")
@@ -42,7 +44,8 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
     film = gr.State(time_to_live=3600)
 
     def work(folder: Path, n: Any, seed: Any, *given: Any) -> Iterator[tuple[Any, ...]]:
-        growth = studio.grow(n, seed, **chosen(studio.process, dict(zip(how, given))))
+        asked, given = given[: len(wanted)], given[len(wanted) :]
+        growth = studio.grow(n, seed, *asked, **chosen(studio.process, dict(zip(how, given))))
         made = Film(growth.levels)
         yield from watched(growth, made, draw, 5)
         moving = folder / f"ihdm-{seed:.0f}-growing.gif"
@@ -57,10 +60,20 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
             return gr.skip(), gr.skip()
         return draw(made.states[made.levels[int(position)]]), _words(studio, made, int(position))
 
-    fields, results = [number, first, *how.values()], [page, place, words, png, gif, film]
+    fields, results = [number, first, *wanted, *how.values()], [page, place, words, png, gif, film]
     bench.begin(work, fields, results)
     bench.connect(make, work, fields, results, rolls=(dice, [first]))
     place.input(scrub, [film, place], [page, words], trigger_mode="always_last", **QUIET)
+
+
+def _wanted(labels: Sequence[str]) -> list[Any]:
+    """Fields for what the pictures are to be: buttons, or a list if there are many; and how much that counts."""
+    kind = gr.Radio if len(labels) <= MOST_BUTTONS else gr.Dropdown
+    about = "1: as the model learned it. More: clearer, and more alike. 0: the choice does not count."
+    return [
+        kind([("any", ""), *((label, label) for label in labels)], value="", label="What they show"),
+        gr.Slider(0, MOST_GUIDANCE, 1, step=0.1, label="Guidance", info=about),
+    ]
 
 
 def draw(images: Tensor) -> Image.Image:
