@@ -20,6 +20,7 @@ from ihdm.app.numbers import whole
 from ihdm.app.studio import MOST_PIXELS, Growth, Studio
 from ihdm.app.ways import chosen, ways
 from ihdm.errors import IhdmError, UsageError
+from ihdm.labels import Labels
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.pixels import to_bytes
@@ -157,6 +158,23 @@ def test_each_model_has_a_page_with_its_own_tabs(studio, tiny_config):
     assert [label for path, label in shown if path == "runs-2"] == ["Generate", "Interpolate", "Branch"]
     names = [block.main_page_name for block in page.blocks.values() if isinstance(block, gr.Navbar)]
     assert names == ["tiny"] * 3
+
+
+@pytest.mark.parametrize("count", [2, 30])
+def test_a_model_that_knows_labels_lets_one_choose(tiny_config, count, tmp_path):
+    """By buttons, or from a list if they are many; at first none is chosen."""
+    gr = pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
+    from ihdm.app.page import build
+
+    names, firsts = tuple(map(str, range(count))), Firsts()
+    config = ModelConfig.of(tiny_config, (1, 8, 8), labels=Labels(names, (1,) * count))
+    studio = Studio(Model.from_images(config, torch.zeros(2, 1, 8, 8).byte()))
+    blocks = build({"tiny": studio}, firsts).blocks.values()
+    shown = {block.label: block for block in blocks if isinstance(block, gr.Radio | gr.Dropdown | gr.Slider)}
+    assert isinstance(shown["What they show"], gr.Radio if count == 2 else gr.Dropdown) and "Guidance" in shown
+    assert [name for name, _ in shown["What they show"].choices] == ["any", *names]
+    firsts.make(tmp_path)
+    assert torch.equal(firsts.all[0].found[-1].last, to_bytes(studio.model.sample(studio.usual, 0)))
 
 
 def test_models_of_one_name_can_be_told_apart(tmp_path):

@@ -15,6 +15,7 @@ import pytest
 import torch
 from archives import png, write_tar
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from ihdm import evaluation
 from ihdm.app.studio import Studio
@@ -27,7 +28,7 @@ from ihdm.engine import Frozen
 from ihdm.errors import IhdmError, UsageError
 from ihdm.execution import Execution
 from ihdm.heat import GridLaplacian
-from ihdm.labels import Labels
+from ihdm.labels import LabelledNoise, Labels
 from ihdm.metrics.spectra import Rings
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
@@ -251,6 +252,20 @@ def test_labels_that_are_not_given_follow_from_seed_and_image_in_the_training_se
     assert abs(float(torch.corrcoef(together)[0, 1])) < 0.03  # what an image starts from is another draw
 
 
+def test_images_start_from_training_images_of_their_own_label():
+    """Each of them as often as the others; those without a label, or of one that no start has, from any."""
+    starts = torch.tensor([2, 0, 2, 0, 2, 0, 0])
+    labels = torch.tensor([0, 1, 2, 3]).repeat(5000)
+    noise = LabelledNoise(3, torch.arange(20_000), (1,), labels, starts)
+    chosen = noise.choice(7)
+    shares = torch.stack([torch.bincount(chosen[labels == label], minlength=7) / 5000 for label in range(4)])
+    anyhow, left, right = torch.full((7,), 1 / 7), (starts == 0) / 4, (starts == 2) / 3
+    torch.testing.assert_close(shares, torch.stack([left, anyhow, right, anyhow]), atol=0.03, rtol=0)
+    some = torch.tensor([7, 2])
+    assert LabelledNoise(3, some, (1,), labels[some], starts).choice(7).equal(chosen[some])
+    assert noise(5)[:9].equal(SeededNoise(3, torch.arange(9), (1,))(5))  # all other noise is the same
+
+
 @pytest.fixture
 def labelled(tiny_images) -> ImageSet:
     """The blobs, by whether they are left, in the middle or right."""
@@ -267,7 +282,8 @@ def labelled(tiny_images) -> ImageSet:
 def model_of(config, images: ImageSet) -> Model:
     """Untrained, but with weights that do something."""
     torch.manual_seed(0)
-    model = Model.from_images(ModelConfig.of(config, images.shape, "blobs", images.labels), images.train)
+    described = ModelConfig.of(config, images.shape, "blobs", images.labels)
+    model = Model.from_images(described, images.train, images.train_labels)
     for weight in model.network.parameters():
         torch.nn.init.normal_(weight, std=0.1)
     return model.eval()
@@ -401,7 +417,9 @@ def test_every_process_makes_images_of_labels(tiny_config, labelled, kind, order
     model = model.sampled(**{name: value for name, value in given.items() if name in own})
     images = {guidance: model.sample(5, seed=3, labels=KNOWING, guidance=guidance) for guidance in (0, 1, 2.5)}
     assert images[1].equal(model.sample(5, seed=3, labels=torch.tensor([0, 2, 2, 1, 0])))
-    assert images[0].equal(model.sample(5, seed=3, condition=torch.full((5,), 3)))
+    numbers, told = torch.arange(5), torch.tensor([0, 2, 2, 1, 0])
+    untold = last(model.path(model.start(numbers, 3, told), model.noise(numbers, 3)))
+    torch.testing.assert_close(images[0], untold.clamp(0, 1), atol=1e-5, rtol=0)
     assert not images[1].allclose(images[0], atol=1e-3) and not images[2.5].allclose(images[1], atol=1e-3)
     for guidance, found in images.items():
         options = {"seed": 3, "guidance": guidance, "execution": Execution(batch_size=2)}
@@ -436,7 +454,7 @@ def test_guidance_is_linear_in_the_answers_and_calls_no_more_than_it_needs(model
 
 def test_a_path_is_told_what_it_is_given_and_nothing_else(model):
     noise = SeededNoise(0, torch.arange(4), model.config.shape)
-    start = model.start(torch.arange(4))
+    start = model.start(torch.arange(4), told=torch.full((4,), 2))
     plain, none = (last(model.path(start, noise, **given)) for given in ({}, {"condition": torch.full((4,), 3)}))
     torch.testing.assert_close(plain, none)
     assert last(model.path(start, noise, guidance=3.0)).equal(plain)
@@ -461,6 +479,37 @@ def test_samples_are_measured_with_labels_drawn_as_in_sampling(model, labelled):
     images = torch.cat(list(model.sample_batches(6, seed=2, labels=model.told(torch.arange(6), 2))))
     expected = Rings(GridLaplacian((8, 8))).power([to_unit(images)])
     torch.testing.assert_close(torch.tensor(found).double(), expected)
+
+
+def test_a_model_starts_from_images_of_the_label_and_so_does_a_saved_one(model, labelled, tmp_path):
+    numbers, told = torch.arange(60), torch.arange(60) % 3
+    chosen = model.noise(numbers, 1, told).choice(32)
+    assert labelled.train_labels[chosen].equal(told)
+    (_, start), *_ = model.trajectory(60, seed=1, labels=told)
+    expected = model.process.near(chosen, model.noise(numbers, 1)(model.process.K + 1))
+    torch.testing.assert_close(start, expected.clamp(0, 1))
+    (_, same), *_ = model.trajectory(3, labels=["left", "middle", "right"], same_start=True)
+    torch.testing.assert_close(same, same[:1].expand_as(same), atol=0.1, rtol=0)  # but for noise
+    model.save_pretrained(tmp_path)
+    assert Model.from_pretrained(tmp_path).start_labels.equal(labelled.train_labels)
+    assert model.sampled(steps=None).start_labels is model.start_labels
+    prior = load_file(tmp_path / "prior.safetensors")
+    for wrong in (prior["labels"][1:], prior["labels"] + 1, prior["labels"].float()):
+        save_file(prior | {"labels": wrong}, tmp_path / "prior.safetensors")
+        with pytest.raises(IhdmError, match=r"prior.safetensors does not belong to config.json: its labels"):
+            Model.from_pretrained(tmp_path)
+
+
+def test_outside_of_the_memory_the_labels_of_starts_are_those_of_the_images_looked_at(
+    tiny_config, labelled, tmp_path, monkeypatch
+):
+    write_files(tmp_path, zoo(each=8))
+    images = load_images(DataConfig(str(tmp_path), labels=True, memory="no", holdout=0), lazy=True)
+    monkeypatch.setattr("ihdm.model.OUTSIDE_MOST", 6)
+    model = model_of(tiny_config, images)
+    assert model.start_labels.tolist() == [0, 0, 1, 1, 2, 2] and len(model.process.prior) == 6
+    shades = (255 * model.process.prior.colours()[:, 0] - torch.tensor([*SHADES.values()])[model.start_labels]).round()
+    assert bool(((shades >= 0) & (shades < 8)).all())
 
 
 def test_a_model_folder_names_its_labels(model, tmp_path, capsys):
@@ -582,22 +631,6 @@ def test_the_page_offers_labels_and_branches_stay_with_theirs(model):
     assert last(studio.matrix(torch.tensor([0, 1]), [4, 5])).isfinite().all()
     with pytest.raises(UsageError, match="The guidance must be a number from 0"):
         studio.grow(4, 3, "right", -1)
-
-
-@pytest.mark.parametrize("many", [False, True])
-def test_the_page_has_fields_for_labels_if_the_model_knows_some(model, many):
-    gr = pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
-    from ihdm.app.firsts import Firsts
-    from ihdm.app.page import build
-
-    if many:
-        names = tuple(map(str, range(30)))
-        model = Model(replace(model.config, labels=Labels(names, (1,) * 30)), model.process, model.network)
-    blocks = build({"tiny": Studio(model)}, Firsts()).blocks.values()
-    shown = {block.label: block for block in blocks if isinstance(block, gr.Radio | gr.Dropdown | gr.Slider)}
-    field = shown["What they show"]
-    assert isinstance(field, gr.Dropdown if many else gr.Radio) and "Guidance" in shown
-    assert [name for name, _ in field.choices] == ["any", *model.config.labels.names]
 
 
 SHORT = [  # 150 steps, five seconds of one core; with more noise than usual a small network learns sooner

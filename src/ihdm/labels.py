@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ihdm.errors import UsageError, unknown
-from ihdm.noise import LABEL_CHOICE, SeededNoise
+from ihdm.noise import LABEL_CHOICE, PRIOR_CHOICE, SeededNoise
 
 SHOWN = 20  # names in a list for people
 Given = str | int | Sequence[str | int] | Tensor
@@ -60,3 +60,21 @@ class Labels:
         """Those of images without a given one: by chance, in the proportions of the training images."""
         ends = torch.tensor(self.counts, device=noise.images.device).cumsum(0)
         return torch.searchsorted(ends, noise.choice(sum(self.counts), LABEL_CHOICE), right=True)
+
+
+@dataclass(frozen=True)
+class LabelledNoise(SeededNoise):
+    """Noise of images that, where they start from training images, start from those of their own label.
+
+    labels: of the rows; starts: of the training images. Where none has the label of a row, any will do.
+    """
+
+    labels: Tensor
+    starts: Tensor
+
+    def choice(self, n: int | Tensor, step: int = PRIOR_CHOICE) -> Tensor:
+        counts = torch.bincount(self.starts, minlength=int(self.labels.max()) + 1)
+        count, first = (each[self.labels] for each in (counts, counts.cumsum(0) - counts))
+        place = (first + super().choice(count.clamp_min(1), step)).clamp_max(len(self.starts) - 1)
+        own = self.starts.argsort(stable=True)[place]
+        return torch.where(count > 0, own, super().choice(n, step))

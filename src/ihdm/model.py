@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ihdm.data import Images, spread, unit_batches
+from ihdm.data import Images, evenly_spaced, spread, unit_batches
 from ihdm.errors import IhdmError, UsageError
 from ihdm.execution import Execution, Runner
 from ihdm.familiar import Familiar, Verdict
 from ihdm.judgement import Judge
-from ihdm.labels import Given
+from ihdm.labels import Given, LabelledNoise
 from ihdm.model_folder import (
     CONFIG,
     PRIOR,
@@ -36,13 +36,14 @@ from ihdm.networks import build_network, weight_shapes
 from ihdm.networks.guidance import guided
 from ihdm.noise import Noise, SeededNoise
 from ihdm.pixels import to_bytes
-from ihdm.processes import Process, restoring
+from ihdm.processes import FromImages, Process, restoring
 from ihdm.progress import progress_bar
 from ihdm.registry import PROCESSES
 from ihdm.restoration import Guided, Observation, Restored, observe
 from ihdm.sampler import States, chain, last, reverse_step
 
 NETWORK, OF_PRIOR = "network.", "prior."  # prefixes of tensors; those of the prior have a file of their own
+LABELS = "labels"  # beside the prior: what the images are that it is made of
 OUTSIDE_MOST = 50_000  # images that a process is shown, if they are not in memory
 BATCH = 512
 USUAL = Execution()
@@ -54,14 +55,15 @@ class Model(nn.Module):
     for inverse heat dissipation sampler, steps, eta, order and delta_ratio, for diffusion steps, eta, order and clip.
     """
 
-    def __init__(self, config: ModelConfig, process: Process, network: nn.Module):
+    def __init__(self, config: ModelConfig, process: Process, network: nn.Module, start_labels: Tensor | None = None):
+        """start_labels: of the training images that its images start from, (N,), if both are known."""
         super().__init__()
-        self.config, self.process, self.network = config, process, network
+        self.config, self.process, self.network, self.start_labels = config, process, network, start_labels
         self.familiar: Familiar | None = None  # what it was calibrated to (ihdm calibrate)
 
     @classmethod
-    def from_images(cls, config: ModelConfig, images: Images) -> Model:
-        """An untrained model for training images (N, C, H, W), uint8."""
+    def from_images(cls, config: ModelConfig, images: Images, labels: Tensor | None = None) -> Model:
+        """An untrained model for training images (N, C, H, W), uint8, with the numbers of their labels, if any."""
 
         def batches(most: int | None, doing: str) -> Iterable[Tensor]:
             most = most or len(images)
@@ -73,12 +75,15 @@ class Model(nn.Module):
 
         kind = PROCESSES.of(config.process)
         process = kind.from_images(config.process, config.sampling, config.shape, batches)
-        return cls(config, process, build_network(config))
+        of_starts = None
+        if labels is not None and isinstance(process, FromImages):
+            of_starts = labels[evenly_spaced(len(images), len(process.prior))]
+        return cls(config, process, build_network(config), of_starts)
 
     def sampled(self, **sampling: Any) -> Model:
         """The same model, which samples in another way unless told otherwise."""
         process = self.process.with_sampling(**sampling)
-        model = Model(replace(self.config, sampling=process.sampling), process, self.network)
+        model = Model(replace(self.config, sampling=process.sampling), process, self.network, self.start_labels)
         model.familiar = self.familiar
         return model
 
@@ -92,7 +97,7 @@ class Model(nn.Module):
         same_start: all images grow from one blurred image; same_noise: all share their noise, step by step.
         first: the number i of the first image. labels: a name or number for all images, or one for each; of a model
         that knows labels those that are not given are drawn, by the seed and i, as often as in the training set.
-        guidance: 1 as the network answers, more: more like its label, 0: as if it knew none. condition: what a network
+        guidance: 1 as the network answers, more: more like its label, 0: it is not told. condition: what a network
         of one's own is told of each image, (n, ...). execution: how it is computed.
         All others are settings of the process's sampling, such as steps and eta.
         """
@@ -135,7 +140,7 @@ class Model(nn.Module):
                 count = min(size, n - done)
                 told = None if condition is None else _padded(condition[done : done + size], size).to(self.device)
                 with runner.advice(size):
-                    starts = SeededNoise(seed, numbers * 0 if same_start else numbers, self.config.shape)
+                    starts = self.noise(numbers * 0, seed) if same_start else self.noise(numbers, seed, told)
                     images = last(chain(process, step, process.start(starts), process.levels(), told))
                 yield images[:count].clamp(0, 1)
                 bar.update(count)
@@ -186,13 +191,24 @@ class Model(nn.Module):
         numbers = torch.arange(n, device=self.device)
         noise = SeededNoise(seed, numbers * 0 if same_noise else numbers, self.config.shape)
         sampling = {name: value for name, value in options.items() if name not in ("execution", "guidance")}
-        u_K = self.start(numbers * 0 if same_start else numbers, seed, **sampling)
+        u_K = self.start(numbers * 0 if same_start else numbers, seed, None if same_start else condition, **sampling)
         for k, u in self.path(u_K, noise, condition=condition, **options):
             yield k, u.clamp(0, 1).cpu()
 
-    def start(self, numbers: Tensor, seed: int = 0, **sampling: Any) -> Tensor:
-        """u_K of the images with the given numbers, drawn from the prior; equal numbers give equal starts."""
-        return self.process.with_sampling(**sampling).start(SeededNoise(seed, numbers, self.config.shape))
+    def start(self, numbers: Tensor, seed: int = 0, told: Tensor | None = None, **sampling: Any) -> Tensor:
+        """u_K of the images with the given numbers, drawn from the prior; equal numbers give equal starts.
+
+        told: their labels; then it is drawn from the training images that have the same.
+        """
+        return self.process.with_sampling(**sampling).start(self.noise(numbers, seed, told))
+
+    def noise(self, numbers: Tensor, seed: int = 0, told: Tensor | None = None) -> SeededNoise:
+        """Of the images with the given numbers, which knows their labels if they are told."""
+        if told is None or self.start_labels is None:
+            return SeededNoise(seed, numbers, self.config.shape)
+        return LabelledNoise(
+            seed, numbers, self.config.shape, told.to(numbers.device), self.start_labels.to(numbers.device)
+        )
 
     def path(
         self,
@@ -315,7 +331,8 @@ class Model(nn.Module):
         state = self.process.state()
         write_tensors(folder / WEIGHTS, tensors | {n: t for n, t in state.items() if not n.startswith(OF_PRIOR)})
         if prior := _with_prefix(state, OF_PRIOR):
-            write_tensors(folder / PRIOR, prior)
+            labels = {} if self.start_labels is None else {LABELS: self.start_labels}
+            write_tensors(folder / PRIOR, prior | labels)
         else:
             (folder / PRIOR).unlink(missing_ok=True)  # that of a model which was here before
         write_config(folder, self.config)
@@ -347,13 +364,18 @@ class Model(nn.Module):
         network = build_network(config)  # not before it is known to be as large as its weights
         network.load_state_dict(_with_prefix(tensors, NETWORK))
         state = {name: tensor for name, tensor in tensors.items() if not name.startswith(NETWORK)}
+        labels = None
         if (folder / PRIOR).exists():
-            state |= {OF_PRIOR + name: tensor for name, tensor in read_tensors(folder / PRIOR).items()}
+            prior = read_tensors(folder / PRIOR)
+            labels = prior.pop(LABELS, None)
+            state |= {OF_PRIOR + name: tensor for name, tensor in prior.items()}
         try:
             process = PROCESSES.of(config.process).from_state(config.process, config.sampling, config.shape, state)
         except ValueError as error:
             raise _misfit(folder, error) from error
-        model = cls(config, process, network.eval())
+        if labels is not None and not _are_labels(labels, config, process):
+            raise IhdmError(f"{folder / PRIOR} does not belong to {CONFIG}: its {LABELS} are not those of the prior")
+        model = cls(config, process, network.eval(), labels)
         model.familiar = read_familiar(folder)
         return model
 
@@ -364,6 +386,12 @@ def _misfit(folder: Path, error: ValueError) -> IhdmError:
     if not path.exists():
         return IhdmError(f"{folder} is not a complete model folder: {path.name} is missing")
     return IhdmError(f"{path} does not belong to {CONFIG}: {error}")
+
+
+def _are_labels(labels: Tensor, config: ModelConfig, process: Process) -> bool:
+    """Whether they are numbers of the model's labels, one for each image that the prior is made of."""
+    fit = isinstance(process, FromImages) and labels.shape == (len(process.prior),) and labels.dtype == torch.long
+    return fit and bool(((labels >= 0) & (labels < len(config.labels))).all())
 
 
 def _padded(condition: Tensor, size: int) -> Tensor:

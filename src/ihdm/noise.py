@@ -62,8 +62,8 @@ class SeededNoise:
         angle = (bits & 0xFFFFFFFF).float() * (2 * math.pi * 2.0**-32)
         return (radius * torch.cos(angle)).view(-1, *self.shape)
 
-    def choice(self, n: int, step: int = PRIOR_CHOICE) -> Tensor:
-        """A number in 0..n-1 for each row, uniformly distributed."""
+    def choice(self, n: int | Tensor, step: int = PRIOR_CHOICE) -> Tensor:
+        """A number in 0..n-1 for each row, uniformly distributed; n may be another for each."""
         return (self._stream(step) & _MAX) % n
 
     def _stream(self, k: Tensor | int) -> Tensor:

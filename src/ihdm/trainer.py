@@ -70,7 +70,8 @@ class Trainer:
         model_config = ModelConfig.of(config, images.shape, images.name, images.labels)
         with torch.random.fork_rng():
             torch.manual_seed(mix_seed(config.trainer.seed, Purpose.INIT))
-            self.model = Model.from_images(model_config, resident if device.type == "cuda" else images.train)
+            known = resident if device.type == "cuda" else images.train
+            self.model = Model.from_images(model_config, known, images.train_labels)
         self.training = Training(config, self.model, self.accelerator, self.precision)
         self.batches = self._batches(resident)
         self.fingerprint = images.fingerprint()
@@ -123,7 +124,8 @@ class Trainer:
 
     def trained_model(self) -> Model:
         """The model with averaged weights, as it stands."""
-        return Model(replace(self.model.config, steps=self.step), self.model.process, self.training.averaged())
+        config, start_labels = replace(self.model.config, steps=self.step), self.model.start_labels
+        return Model(config, self.model.process, self.training.averaged(), start_labels)
 
     def _next_stop(self) -> int:
         """The next step after which there is something to write."""

@@ -108,8 +108,8 @@ class Studio:
         n = whole(n, "The number of pictures", 1, MOST_IMAGES)
         seed, guidance = whole(seed, "The seed"), within(guidance, "The guidance", 0, MOST_GUIDANCE)
         numbers = torch.arange(n, device=self.device)
-        start, told = self.model.start(numbers, seed, **sampling), self.model.told(numbers, seed, label or None)
-        noise = SeededNoise(seed, numbers, self.shape)
+        told = self.model.told(numbers, seed, label or None)
+        start, noise = self.model.start(numbers, seed, told, **sampling), self.model.noise(numbers, seed)
         return self._growth(start, noise, told, guidance=guidance, **sampling)
 
     def picking(self) -> FromImages:
@@ -150,8 +150,8 @@ class Studio:
             raise UsageError(f"Both seeds are {one}: there is nothing in between. Choose two that differ.")
         weight = torch.linspace(0, 1, steps, device=self.device)
         numbers = torch.zeros(steps, dtype=torch.int64, device=self.device)
-        start, end = (SeededNoise(seed, numbers, self.shape) for seed in (one, other))
         known, others = (self.model.told(numbers, seed) for seed in (one, other))
+        start, end = self.model.noise(numbers, one, known), self.model.noise(numbers, other, others)
         told = None if known is None or others is None else torch.where(weight < 0.5, known, others)
         return self._growth(self.process.between(start, end, weight), InterpolatedNoise(start, end, weight), told)
 
