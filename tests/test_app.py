@@ -162,19 +162,25 @@ def test_each_model_has_a_page_with_its_own_tabs(studio, tiny_config):
 
 @pytest.mark.parametrize("count", [2, 30])
 def test_a_model_that_knows_labels_lets_one_choose(tiny_config, count, tmp_path):
-    """By buttons, or from a list if they are many; at first none is chosen."""
+    """By buttons, or from a list if they are many; pictures are as `sample` has them."""
     gr = pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
     from ihdm.app.page import build
 
     names, firsts = tuple(map(str, range(count))), Firsts()
     config = ModelConfig.of(tiny_config, (1, 8, 8), labels=Labels(names, (1,) * count))
     studio = Studio(Model.from_images(config, torch.zeros(2, 1, 8, 8).byte()))
+    for weight in studio.model.network.parameters():
+        torch.nn.init.normal_(weight, std=0.1)
     blocks = build({"tiny": studio}, firsts).blocks.values()
     shown = {block.label: block for block in blocks if isinstance(block, gr.Radio | gr.Dropdown | gr.Slider)}
     assert isinstance(shown["What they show"], gr.Radio if count == 2 else gr.Dropdown) and "Guidance" in shown
     assert [name for name, _ in shown["What they show"].choices] == ["any", *names]
-    firsts.make(tmp_path)
-    assert torch.equal(firsts.all[0].found[-1].last, to_bytes(studio.model.sample(studio.usual, 0)))
+    generate = firsts.all[0]
+    _, seed, label, guidance, *how = generate.given
+    assert (label, guidance) == ("", 1)
+    for name, strength, options in (("", 1, {}), ("1", 2.0, {"labels": "1", "guidance": 2.0})):
+        *_, (*_, film) = generate.work(tmp_path, 2, seed, name, strength, *how)
+        assert torch.equal(film.last, to_bytes(studio.model.sample(2, seed, **options)))
 
 
 def test_models_of_one_name_can_be_told_apart(tmp_path):
