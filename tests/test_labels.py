@@ -164,6 +164,9 @@ def test_labels_of_webdataset_are_files_in_its_archives(tmp_path):
         write_tar(tmp_path / f"{part}.tar", contents)
     images = load(tmp_path, holdout=0)
     assert images.labels.names == ("0", "3", "6") and images.train_labels.tolist() == [0, 1, 1, 2]
+    write_tar(tmp_path / "1.tar", {"all/7.png": png(PIXELS[0]), "all/7.cls": b"9", "all/8.png": png(PIXELS[0])})
+    with pytest.raises(IhdmError, match=r"8.png has no label, as 1 of 4 images"):
+        load(tmp_path, holdout=0)
 
 
 @pytest.mark.parametrize("kind", ["names", "numbers", "texts"])
@@ -238,7 +241,9 @@ def test_labels_are_given_by_name_or_number_for_all_or_for_each():
     assert ANIMALS.numbers("bee", 2).tolist() == [1, 1] and ANIMALS.numbers(2, 1).tolist() == [2]
     assert ANIMALS.numbers(["cat", 0], 2).tolist() == ANIMALS.numbers(torch.tensor([2, 0]), 2).tolist() == [2, 0]
     assert Labels(("1", "5"), (1, 1)).numbers(5, 1).tolist() == [1]  # a name that is a number is meant
-    for given, words in (("cta", "did you mean 'cat'"), (3, "unknown label '3'"), (["cat"], "each of 2, not 1")):
+    assert Labels(("1", "5"), (1, 1)).numbers(torch.tensor([1, 0, 2]), 3).tolist() == [1, 0, 2]  # numbers, 2 for none
+    wrong = {"cta": "did you mean 'cat'", 3: "unknown label '3'", ("cat",): "each of 2, not 1"}
+    for given, words in [*wrong.items(), (torch.tensor([0, 4]), "from 0 to 3"), (torch.ones(2), "whole numbers")]:
         with pytest.raises(UsageError, match=words):
             ANIMALS.numbers(given, 2)
 

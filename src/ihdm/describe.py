@@ -28,11 +28,12 @@ def preset(config: Config) -> dict[str, str]:
     part = -(-trainer.batch_size // trainer.accumulate)
     build = partial(build_network, described, config.engine.checkpoint)
     words = _memory_words(lambda precision: memory.to_train(build, shape, part, precision))
+    data = config.data
     sampling = ", ".join(f"{name} {value}" for name, value in as_tree(config.sampling).items())
     return _rows(described) | {
         "sampling": sampling,
         "to train": f"about {words}, with {part} images at a time",
-        "data": f"{config.data.source}{', mirrored at random' * config.data.flip}",
+        "data": f"{data.source}{', mirrored at random' * data.flip}{', with labels' * data.labels}",
         "training": f"{trainer.steps:,} steps of {trainer.batch_size} images, learning rate {trainer.lr:g}",
     }
 

@@ -48,13 +48,16 @@ class Labels:
         raise unknown("label", str(label), self.names)
 
     def numbers(self, given: Given, n: int) -> Tensor:
-        """Those of n images, (n,), from one label for all of them or one for each."""
+        """Those of n images, (n,), from one label for all of them or one for each; a tensor holds numbers already."""
         if isinstance(given, str | int):
             return torch.full((n,), self.number(given))
-        each = given.tolist() if isinstance(given, Tensor) else list(given)
-        if len(each) != n:
-            raise UsageError(f"labels are one for all images or one for each of {n}, not {len(each)}")
-        return torch.tensor([self.number(label) for label in each], dtype=torch.long)
+        if len(given) != n:
+            raise UsageError(f"labels are one for all images or one for each of {n}, not {len(given)}")
+        if not isinstance(given, Tensor):
+            return torch.tensor([self.number(label) for label in given], dtype=torch.long)
+        if given.is_floating_point() or bool(((given < 0) | (given > self.none)).any()):
+            raise UsageError(f"a tensor of labels holds whole numbers from 0 to {self.none}, which is none of them")
+        return given.long()
 
     def drawn(self, noise: SeededNoise) -> Tensor:
         """Those of images without a given one: by chance, in the proportions of the training images."""

@@ -84,10 +84,7 @@ def _folders(folder: str) -> list[str]:
 
 
 def _in_archives(pictures: TarMembers) -> list[str]:
-    """By folders in the archives, or by files beside the images, as WebDataset has them: 7.cls beside 7.png."""
-    found = by_folder([name for _, name, _, _ in pictures.members])
-    if any(found):
-        return found
+    """By files beside the images, as WebDataset has them, 7.cls beside 7.png; or else by folders."""
     beside: dict[tuple[Any, str], str] = {}
     for path in dict.fromkeys(path for path, *_ in pictures.members):
         with open_tar(path) as archive:
@@ -95,6 +92,8 @@ def _in_archives(pictures: TarMembers) -> list[str]:
                 if entry.name.endswith(".cls"):
                     content = archive.extractfile(entry).read()  # type: ignore[union-attr]
                     beside[path, _key(entry.name)] = content.decode(errors="replace").strip()
+    if not beside:
+        return by_folder([name for _, name, _, _ in pictures.members])
     return [beside.get((path, _key(name)), "") for path, name, _, _ in pictures.members]
 
 

@@ -58,7 +58,7 @@ def sample(
         same_noise: use the same noise for all: same shapes, different colours (small grey images hardly differ then)
         label: what the images are to be, by a model that knows labels (ihdm info); of several, each in turn; default:
             as often as in the training set
-        guidance: how much the label counts: 1 as much as in training, more: clearer and less varied, 0: not at all
+        guidance: how much the label counts: 1 as in training, more: clearer and less varied, 0: the network is not told
     """
     check_count(n)
     if same_start and same_noise:

@@ -69,7 +69,7 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
 def _wanted(labels: Sequence[str]) -> list[Any]:
     """Fields for what the pictures are to be: buttons, or a list if there are many; and how much that counts."""
     kind = gr.Radio if len(labels) <= MOST_BUTTONS else gr.Dropdown
-    about = "1: as the model learned it. More: clearer, and more alike. 0: the choice does not count."
+    about = "1: as the model learned it. More: clearer, and more alike. 0: it is not told."
     return [
         kind([("any", ""), *((label, label) for label in labels)], value="", label="What they show"),
         gr.Slider(0, MOST_GUIDANCE, 1, step=0.1, label="Guidance", info=about),
