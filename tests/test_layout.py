@@ -24,7 +24,7 @@ FLOORS = [  # a module imports from its own floor or those before it
     {"memory", "model_folder"},
     {"execution", "judgement"},
     {"model"},
-    {"run", "packing", "evaluation", "convert", "training"},
+    {"run", "packing", "evaluation", "convert", "training", "hub"},
     {"trainer", "describe"},
     {"demo", "studies", "app"},
     {"verbs"},
