@@ -84,6 +84,7 @@ OPTIONS: dict[str, dict[str, str]] = {
     "settings": {},
     "app": {"host": "text", "port": "text"},
     "convert": {"preset": "preset", "data": "data", "set": "set"},
+    "doctor": {"json": "path"},
     "pack": {"piece": "text"},
     "unpack": {},
     "demo": {"out": "path", "set": "set"},
@@ -122,6 +123,7 @@ def command_line(chance: random.Random) -> list[str]:
         "settings": [value("text", chance)],
         "app": [chance.choice(["é", "empty", "text.txt", ""])],  # not one that would serve
         "convert": [chance.choice(["checkpoint.pth", *PATHS]), value("path", chance)],
+        "doctor": [],
         "pack": [chance.choice(["run", value("path", chance)]), value("path", chance)],
         "unpack": [value("path", chance), value("path", chance)],
         "demo": [],

@@ -16,6 +16,7 @@ from ihdm.verbs.app import app
 from ihdm.verbs.calibrate import calibrate
 from ihdm.verbs.convert import convert
 from ihdm.verbs.demo import demo
+from ihdm.verbs.doctor import doctor
 from ihdm.verbs.evaluate import evaluate
 from ihdm.verbs.info import info
 from ihdm.verbs.likelihood import likelihood
@@ -43,6 +44,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "info": info,
     "settings": settings,
     "app": app,
+    "doctor": doctor,
     "pack": pack,
     "unpack": unpack,
     "convert": convert,

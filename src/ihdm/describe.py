@@ -10,6 +10,7 @@ import torch
 from ihdm import memory
 from ihdm.config import Config
 from ihdm.data import image_shape
+from ihdm.disk import size_words
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network
@@ -59,24 +60,16 @@ def _rows(config: ModelConfig) -> dict[str, str]:
     words = _memory_words(lambda precision: memory.to_sample(build, config.shape, SAMPLE_BATCH, precision))
     return {
         "images": f"{channels} x {' x '.join(map(str, grid))} (channels x height x width)",
-        "network": f"{parameters:,} parameters ({_bytes(4 * parameters)}); {_network_words(config)}",
+        "network": f"{parameters:,} parameters ({size_words(4 * parameters)}); {_network_words(config)}",
         "process": PROCESSES.of(config.process).summary(config.process, config.sampling, config.shape),
         "to sample": f"about {words}, with {SAMPLE_BATCH} images at a time",
     }
 
 
 def _memory_words(needed: Callable[[torch.dtype], int]) -> str:
-    return f"{_bytes(needed(torch.bfloat16))} in bf16 on a GPU, {_bytes(needed(torch.float32))} in float32"
+    return f"{size_words(needed(torch.bfloat16))} in bf16 on a GPU, {size_words(needed(torch.float32))} in float32"
 
 
 def _network_words(config: ModelConfig) -> str:
     network = NETWORKS.of(config.network)
     return network.words(config.network, config.shape) if hasattr(network, "words") else NETWORKS.kind(config.network)
-
-
-def _bytes(n: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if n < 1000:
-            return f"{n:.3g} {unit}"
-        n /= 1000
-    return f"{n:.3g} GB"

@@ -29,6 +29,15 @@ def real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def size_words(n: float) -> str:
+    """A number of bytes, in units that suit it."""
+    for unit in ("B", "kB", "MB"):
+        if n < 1000:
+            return f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:.3g} GB"
+
+
 @contextlib.contextmanager
 def replaced_folder(path: Path) -> Iterator[Path]:
     """A folder to write into, which takes the place of `path` once it is complete and on the disk.

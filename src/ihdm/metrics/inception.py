@@ -89,16 +89,20 @@ def find_inception(path: Path | None = None) -> Path:
         if not path.is_file():
             raise IhdmError(f"there is no Inception network {path}")
         return _checked(path)
+    for place in places():
+        if place.is_file():
+            return _checked(place)
+    return _downloaded(cache_folder() / FILE)
+
+
+def places() -> list[Path]:
+    """Where the file is looked for: in $IHDM_DATA, in an installed package, where a download is kept."""
     data, package = os.environ.get("IHDM_DATA"), find_spec(PACKAGE)
-    candidates = [
+    return [
         *([Path(data, FILE)] if data else []),
         *(Path(place, "default_1.pt") for place in (package.submodule_search_locations or [] if package else [])),
         cache_folder() / FILE,
     ]
-    for candidate in candidates:
-        if candidate.is_file():
-            return _checked(candidate)
-    return _downloaded(cache_folder() / FILE)
 
 
 def _checked(path: Path, origin: str = "") -> Path:

@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 from ihdm.config import RENAMED, load_config, presets, shipped_words
 from ihdm.errors import UsageError
-from ihdm.verbs.words import Settings, with_data
+from ihdm.verbs.words import Settings, table, with_data
 
 
 def info(
@@ -25,22 +25,17 @@ def info(
         data: with a preset: the images it would be trained on; default: the preset's
     """
     if name is None:
-        print(_table("presets, for ihdm train", presets()) + "\n")
-        print(_table("models that come with ihdm, for ihdm sample and others", shipped_words()))
+        print(table("presets, for ihdm train", presets()) + "\n")
+        print(table("models that come with ihdm, for ihdm sample and others", shipped_words()))
         return
     from ihdm import describe
 
     if name in presets() or name.endswith(".toml"):
         config = with_data(load_config(name, itertools.chain(*settings)), data)
-        print(_table(f"preset {name}, for ihdm train", describe.preset(config)))
+        print(table(f"preset {name}, for ihdm train", describe.preset(config)))
         if name in RENAMED:
             print(f"the model that comes with ihdm is {RENAMED[name]}: ihdm info {RENAMED[name]}")
         return
     if settings or data:
         raise UsageError("--set and --data go with a preset; a model folder is what it is")
-    print(_table(f"model {name}", describe.model(name)))
-
-
-def _table(title: str, rows: dict[str, str]) -> str:
-    width = max(len(label) for label in rows)
-    return "\n".join([title, *(f"  {label:<{width}}  {value}" for label, value in rows.items())])
+    print(table(f"model {name}", describe.model(name)))

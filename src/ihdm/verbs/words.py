@@ -132,3 +132,9 @@ def check_outputs(json: Path | None, figures: Path | None) -> None:
 
 def write_json(path: Path, tree: dict[str, Any]) -> None:
     path.write_text(json.dumps(tree, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def table(title: str, rows: dict[str, str], width: int = 0) -> str:
+    """Labels and what is said of each, side by side; the labels at least `width` wide."""
+    width = max(width, *map(len, rows))
+    return "\n".join([title, *(f"  {label:<{width}}  {value}" for label, value in rows.items())])
