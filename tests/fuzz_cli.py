@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ihdm.cli import VERBS, main
+from ihdm.cli import COMPLETION, VERBS, main
 from ihdm.config import presets, setting_rows
 from ihdm.studies import STUDIES
 from ihdm.studies.family import FAMILY
@@ -108,9 +108,9 @@ def settings(chance: random.Random) -> list[str]:
 
 def command_line(chance: random.Random) -> list[str]:
     """A verb with what it needs, and some of what it may have; now and then a word too few, too many, or moved."""
-    verb = chance.choice([*VERBS, *VERBS, "", "--version", "-h", "smaple", "é", "\udcff"])
+    verb = chance.choice([*VERBS, *VERBS, "", "--version", "-h", COMPLETION, "smaple", "é", "\udcff"])
     if verb not in VERBS:
-        return [verb]
+        return [verb, *chance.choice([[], ["bash"], [value("text", chance)]])]
     words = {
         "train": [value("preset", chance)],
         "sample": [value("model", chance)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 import textwrap
@@ -11,7 +12,7 @@ import tyro
 
 from ihdm import __version__
 from ihdm.config import presets, shipped
-from ihdm.errors import IhdmError, unknown
+from ihdm.errors import IhdmError, UsageError, unknown
 from ihdm.verbs.app import app
 from ihdm.verbs.calibrate import calibrate
 from ihdm.verbs.convert import convert
@@ -33,6 +34,15 @@ LESS_MEMORY = (
     "sampling, smaller images or networks in both; ihdm info says how much"
 )
 
+AS_TYPED = (tyro.conf.FlagCreatePairsOff,)  # --open, without --no-open beside it
+COMPLETION = "--tyro-print-completion"
+FILES_TOO = {  # in tyro's scripts, which complete names of files only after an option
+    "bash": (
+        "complete -F _tyro_ihdm ihdm",
+        "_ihdm() { _tyro_ihdm; [[ ${COMPREPLY[*]} ]] || COMPREPLY=(); }\ncomplete -o default -F _ihdm ihdm",
+    ),
+    "zsh": ('\n_tyro_ihdm "$@"', '\n_tyro_ihdm "$@" || _files'),
+}
 VERBS: dict[str, Callable[..., None]] = {
     "train": train,
     "sample": sample,
@@ -65,10 +75,12 @@ def main(words: list[str] | None = None) -> None:
             print(_overview())
         elif words[0] == "--version":
             print(__version__)
+        elif words[0] == COMPLETION:
+            print(_completion(*words[1:2] or [""]))
         elif words[0] not in VERBS:
             raise unknown("command", words[0], VERBS)
         else:
-            tyro.cli(VERBS[words[0]], prog=f"ihdm {words[0]}", args=words[1:], config=(tyro.conf.FlagCreatePairsOff,))
+            tyro.cli(VERBS[words[0]], prog=f"ihdm {words[0]}", args=words[1:], config=AS_TYPED)
     except IhdmError as error:
         print(f"ihdm: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -85,6 +97,15 @@ def main(words: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("ihdm: stopped", file=sys.stderr)
         sys.exit(130)
+
+
+def _completion(shell: str) -> str:
+    """The script by which a shell completes what is typed after ihdm."""
+    if shell not in FILES_TOO:
+        raise UsageError(f"{COMPLETION} takes the name of a shell, {' or '.join(FILES_TOO)}")
+    with contextlib.redirect_stdout(io.StringIO()) as script, contextlib.suppress(SystemExit):
+        tyro.extras.subcommand_cli_from_dict(VERBS, prog="ihdm", args=[COMPLETION, shell], config=AS_TYPED)
+    return script.getvalue().replace(*FILES_TOO[shell])
 
 
 def _overview() -> str:
