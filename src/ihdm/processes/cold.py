@@ -95,7 +95,7 @@ class Cold(Process):
 
     def restored(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
         """The image that the network sees in u_k; it sees and answers in [-1, 1]."""
-        return (1 + network(2 * u_k - 1, k.expand(len(u_k)))) / 2
+        return (1 + network(2 * u_k - 1, k.expand(u_k.shape[0]))) / 2
 
     def loss(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
         """The mean absolute error of the image, for each sample."""

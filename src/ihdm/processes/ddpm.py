@@ -90,7 +90,7 @@ class DDPM(Diagonal):
 
     def predict(self, network: Network, u_k: Tensor, u_hat_k: Tensor, k: Tensor, j: Tensor) -> Tensor:
         """The mean of level j for the image that follows from the noise that the network sees in x_k."""
-        noise = self.sigma_at(k, u_k) * network(2 * u_k - 1, k.expand(len(u_k)))
+        noise = self.sigma_at(k, u_k) * network(2 * u_k - 1, k.expand(u_k.shape[0]))
         u_0 = (u_k - noise - self.centre) / self.alpha_at(k, u_k) + self.centre
         return self.mean_of(u_0.clamp(0, 1) if self.sampling.clip else u_0, j)
 

@@ -82,7 +82,7 @@ class NoisePredicting(Diagonal):
     def answer(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
         """The network's, in the spectrum. It sees x_k = 2 u_k - 1, made smaller where the noise is large."""
         seen = (2 * u_k - 1) / (2 * self.sigma_at(k, u_k)).clamp_min(1)
-        return self.basis.to_spectrum(network(seen, k.expand(len(u_k))))
+        return self.basis.to_spectrum(network(seen, k.expand(u_k.shape[0])))
 
     def signal_to_noise(self, k: int) -> Tensor | None:
         spectrum, sigma = self.spectrum, float(self._sigma.value[k])

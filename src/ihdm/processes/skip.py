@@ -21,7 +21,7 @@ class IdentitySkip:
     """mu = u_k + f(u_k, k), the paper's parametrisation (section 2.1)."""
 
     def __call__(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
-        return u_k + network(u_k, k.expand(len(u_k)))
+        return u_k + network(u_k, k.expand(u_k.shape[0]))
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class LinearSkip:
     predictor: LinearPredictor
 
     def __call__(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
-        return self.predict(u_k, k) + self.predictor.rms_error(k, u_k) * network(u_k, k.expand(len(u_k)))
+        return self.predict(u_k, k) + self.predictor.rms_error(k, u_k) * network(u_k, k.expand(u_k.shape[0]))
 
     def predict(self, u_k: Tensor, k: Tensor) -> Tensor:
         """The linear prediction of level k - 1."""
