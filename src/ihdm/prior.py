@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ihdm.heat import GaussianFilter, GridLaplacian
@@ -34,6 +35,7 @@ class Prior:
                 f"{laplacian.grid} with {int(self.kept.sum())} coefficients at t_K = {t_K:g}, float32"
             )
         self.coefficients = coefficients
+        self._places = torch.where(self.kept, self.kept.flatten().cumsum(0).view(laplacian.grid) - 1, self.kept.sum())
 
     @classmethod
     def from_images(
@@ -54,9 +56,8 @@ class Prior:
     def means(self, index: Tensor) -> Tensor:
         """The blurred training images F(t_K) u_0 with the given numbers."""
         kept_hat = self.coefficients[index.to(self.coefficients.device)].to(index.device)
-        u_hat = kept_hat.new_zeros(*kept_hat.shape[:2], *self.laplacian.grid)
-        u_hat[..., self.kept.to(index.device)] = kept_hat
-        return self.laplacian.from_spectrum(u_hat)
+        with_zero = F.pad(kept_hat, (0, 1))  # which stands for all that were dropped
+        return self.laplacian.from_spectrum(with_zero[..., self._places.to(index.device)])
 
     def colours(self) -> Tensor:
         """The average of each training image, (images, C), which no blur changes: the coefficient of frequency 0."""
