@@ -66,6 +66,7 @@ class GrowingHeat(NoisePredicting):
         t = self.schedule.t.view(-1, *[1] * len(laplacian.grid))
         alpha = floored(torch.exp(t * laplacian.eigenvalues))
         super().__init__(laplacian, alpha, settings.noise(self.schedule), sampling, spectrum)
+        self.sigma_K = float(self._sigma.value[-1])
 
     @classmethod
     def from_images(cls, settings: GrowingSettings, sampling: EtaSteps, shape: Shape, batches: Batches) -> GrowingHeat:
@@ -92,18 +93,17 @@ class GrowingHeat(NoisePredicting):
 
     def near(self, index: Tensor, eps: Tensor) -> Tensor:
         """The same with u_0 the training images of the given numbers."""
-        return self.prior.near(index, eps, float(self._sigma.value[-1]))
+        return self.prior.near(index, eps, self.sigma_K)
 
     def between(self, one: SeededNoise, other: SeededNoise, weight: Tensor) -> Tensor:
         """Blurred starts are interpolated linearly, their noise so that it stays noise."""
         eps = InterpolatedNoise(one, other, weight)(self.K + 1)
         start, end = (self.prior.means(noise.choice(len(self.prior))) for noise in (one, other))
-        return torch.lerp(start, end, rows(weight, eps)) + float(self._sigma.value[-1]) * eps
+        return torch.lerp(start, end, rows(weight, eps)) + self.sigma_K * eps
 
     def prior_divergence(self, u_0: Tensor) -> Tensor:
         """D_KL[q(u_K | u_0) || p(u_K)], p being the blurred training images under the same noise."""
-        noise = float(self._sigma.value[-1])
-        return prior_term(self.prior, u_0, noise, [noise])[0]
+        return prior_term(self.prior, u_0, self.sigma_K, [self.sigma_K])[0]
 
     @classmethod
     def summary(cls, settings: GrowingSettings, sampling: EtaSteps, shape: Shape) -> str:
