@@ -66,6 +66,7 @@ KINDS: dict[str, list[str]] = {
     "data": SOURCES,
     "preset": [*presets(), *["digits", "own.toml"] * 6, "own.toml", "bad.toml", "nowhere.toml", "", "é"],
     "sampler": ["paper", "exact", "momentum"],
+    "format": ["diffusers", "torch"],
     "part": [*FAMILY, "blur-20", "late-8"],
     "metric": ["neighbours", "spectrum", "fid", "kid"],
     "set": [],  # made up
@@ -85,6 +86,7 @@ OPTIONS: dict[str, dict[str, str]] = {
     "app": {"host": "text", "port": "text"},
     "convert": {"preset": "preset", "data": "data", "set": "set"},
     "doctor": {"json": "path"},
+    "export": {},
     "pack": {"piece": "text"},
     "unpack": {},
     "demo": {"out": "path", "set": "set"},
@@ -93,6 +95,7 @@ SAMPLING = {"sampler": "sampler", "steps": "number", "eta": "number", "order": "
 COMPUTING = {"batch-size": "number", "device": "text", "precision": "text"}
 for verb in ("sample", "restore", "evaluate"):
     OPTIONS[verb] |= SAMPLING | COMPUTING
+OPTIONS["export"] |= SAMPLING
 OPTIONS["likelihood"] |= COMPUTING | {"levels": "number", "delta-ratio": "number", "resize": "flag"}
 
 
@@ -124,6 +127,7 @@ def command_line(chance: random.Random) -> list[str]:
         "app": [chance.choice(["é", "empty", "text.txt", ""])],  # not one that would serve
         "convert": [chance.choice(["checkpoint.pth", *PATHS]), value("path", chance)],
         "doctor": [],
+        "export": [value("model", chance), value("path", chance), "--format", value("format", chance)],
         "pack": [chance.choice(["run", value("path", chance)]), value("path", chance)],
         "unpack": [value("path", chance), value("path", chance)],
         "demo": [],

@@ -19,6 +19,7 @@ from ihdm.verbs.convert import convert
 from ihdm.verbs.demo import demo
 from ihdm.verbs.doctor import doctor
 from ihdm.verbs.evaluate import evaluate
+from ihdm.verbs.export import export
 from ihdm.verbs.info import info
 from ihdm.verbs.likelihood import likelihood
 from ihdm.verbs.pack import pack, unpack
@@ -59,9 +60,10 @@ VERBS: dict[str, Callable[..., None]] = {
     "unpack": unpack,
     "convert": convert,
     "push": push,
+    "export": export,
     "demo": demo,
 }
-RARER = ("calibrate", "settings", "pack", "unpack", "convert", "push")  # verbs that the overview names in a line
+RARER = ("calibrate", "settings", "doctor", "pack", "unpack", "convert", "export", "push")  # named in a line
 
 
 def main(words: list[str] | None = None) -> None:

@@ -1,0 +1,37 @@
+"""A diffusers pipeline for a model that ihdm exported; ihdm itself is not needed:
+
+pipeline = DiffusionPipeline.from_pretrained("folder", trust_remote_code=True)
+images = pipeline(16, generator=torch.Generator().manual_seed(0)).images
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diffusers import DiffusionPipeline, ImagePipelineOutput
+
+
+class IhdmPipeline(DiffusionPipeline):
+    """chain: what samples (chain/ihdm_chain.py)."""
+
+    def __init__(self, chain: Any):
+        super().__init__()
+        self.register_modules(chain=chain)
+
+    def __call__(
+        self, batch_size: int = 1, generator: Any = None, output_type: str = "pil", return_dict: bool = True
+    ) -> Any:
+        """batch_size images. generator: one for all of them, or a list, one for each.
+
+        output_type: "pil", "np" for an array (images, height, width, channels), or "pt" for a tensor
+        (images, channels, height, width), both in [0, 1].
+        """
+        with self.progress_bar(total=len(self.chain.steps)) as bar:
+            for grown in self.chain.grow(batch_size, generator):
+                images = grown
+                bar.update()
+        if output_type != "pt":
+            images = images.permute(0, 2, 3, 1).cpu().numpy()
+        if output_type == "pil":
+            images = self.numpy_to_pil(images)
+        return ImagePipelineOutput(images=images) if return_dict else (images,)

@@ -1,0 +1,69 @@
+"""What each format's folder holds: programs, chain.json, and files that are carried along as they are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ihdm import __version__
+from ihdm.errors import IhdmError
+from ihdm.export import Format, archives
+from ihdm.export.programs import programs, steps
+from ihdm.model import Model
+
+VERSION = 1  # of chain.json, and of what programs take and give
+CARRIED = Path(__file__).parent / "carried"
+
+# What writes the programs, which of them, and what goes along.
+LAYOUTS: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
+    "diffusers": (archives, ("start", "step"), ("ihdm_chain.py",)),
+    "torch": (archives, ("start", "step", "network"), ("ihdm_chain.py",)),
+}
+MODEL_INDEX = {  # where diffusers finds the pipeline, and its only component: in a file beside this one, in a folder
+    "_class_name": ["ihdm_pipeline", "IhdmPipeline"],
+    "_diffusers_version": "0.42.1",
+    "chain": ["ihdm_chain", "Chain"],
+}
+
+
+def write(model: Model, format: Format, folder: Path) -> dict[str, float]:
+    """Fill a folder; return the programs in it, and how far each, read and run from there, is from the model."""
+    writer, names, files = LAYOUTS[format]
+    inner = folder
+    if format == "diffusers":
+        _write_json(folder / "model_index.json", MODEL_INDEX)
+        shutil.copyfile(CARRIED / "ihdm_pipeline.py", folder / "ihdm_pipeline.py")
+        inner = folder / "chain"
+        inner.mkdir()
+    for name in files:
+        shutil.copyfile(CARRIED / name, inner / name)
+    _write_json(inner / "chain.json", described(model))
+    found, differences = programs(model), {}
+    for name in names:
+        path = inner / f"{name}{writer.ENDING}"
+        difference = writer.write(found[name], path)
+        if not difference <= writer.TOLERANCE:
+            raise IhdmError(
+                f"{path.name} does not do what the model does: it is off by {difference:.0e}, more than "
+                f"{writer.TOLERANCE:g}; nothing was exported"
+            )
+        differences[path.relative_to(folder).as_posix()] = difference
+    return differences
+
+
+def described(model: Model) -> dict[str, Any]:
+    """What chain.json says: the shape of an image, and the levels (k, j, i) of each step."""
+    return {
+        "export": VERSION,
+        "ihdm": __version__,
+        "model": model.process.title,
+        "sampling": model.process.sampling_words(),
+        "shape": list(model.config.shape),
+        "steps": [list(levels) for levels in steps(model.process)],
+    }
+
+
+def _write_json(path: Path, tree: dict[str, Any]) -> None:
+    path.write_text(json.dumps(tree) + "\n", encoding="utf-8")

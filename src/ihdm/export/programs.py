@@ -1,0 +1,155 @@
+"""A model as programs of tensors, which need neither ihdm nor to be told which process they are of.
+
+`start` makes a state of a choice and of noise, `step` takes one step of the chain, `network` is the network alone. A
+state is what the process carries along a chain; with each comes the image that it shows, in [0, 1].
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from ihdm.errors import IhdmError
+from ihdm.model import Model
+from ihdm.processes import Process
+from ihdm.sampler import reverse_step
+
+TRIED = (1, 3)  # numbers of images that what was written is tried with
+
+Outputs = Tensor | Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function of tensors.
+
+    example: its inputs, by name, for a number of images. outputs: the names of what it gives.
+    """
+
+    name: str
+    function: nn.Module
+    example: Callable[[int], dict[str, Tensor]]
+    outputs: tuple[str, ...]
+
+    def traced(self) -> ExportedProgram:
+        """What it does to tensors, for any number of images, without a trace of where it came from."""
+        one, other = (tuple(self.example(n).values()) for n in (2, 3))
+        images = Dim("images", min=1)
+        differing = tuple(
+            {dim: images for dim, sizes in enumerate(zip(a.shape, b.shape)) if sizes[0] != sizes[1]}
+            for a, b in zip(one, other)
+        )
+        self.function(*one)  # constants that are made when they are first needed are there, and not part of the program
+        try:
+            program = torch.export.export(self.function, one, dynamic_shapes=differing)
+        except Exception as error:  # torch raises many kinds
+            raise IhdmError(
+                f"the {self.name} of this model cannot be exported: it must be arithmetic of tensors that asks for "
+                f"none of their values, and for no length but u.shape[0]; torch.export says: {first_line(error)}"
+            ) from error
+        for node in program.graph.nodes:  # the rest is source lines and paths of this machine
+            node.meta = {"val": node.meta["val"]} if "val" in node.meta else {}
+        program.example_inputs = None  # which would be pickled
+        return program
+
+    def difference(self, run: Callable[..., Outputs]) -> float:
+        """How far what `run` gives is from what the function gives, in units of the largest value."""
+        worst = 0.0
+        for n in TRIED:
+            inputs = self.example(n)
+            for ours, theirs in zip(*(_several(f(*inputs.values())) for f in (self.function, run))):
+                if ours.shape != theirs.shape:
+                    raise IhdmError(f"{self.name} gives {tuple(theirs.shape)} instead of {tuple(ours.shape)}")
+                scale = ours.abs().max().clamp_min(1)
+                worst = max(worst, float(((ours - theirs).abs().max() / scale).nan_to_num(torch.inf)))
+        return worst
+
+
+def programs(model: Model) -> dict[str, Program]:
+    """The programs of a model, by name, in float32 on the CPU."""
+    model = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
+    shape, chain = model.config.shape, steps(model.process)
+    start, step = _Start(model.process), _Step(model.process, model.network)
+
+    def drawn(n: int) -> dict[str, Tensor]:
+        chance = torch.Generator().manual_seed(n)
+        choice = torch.randint(2**62, (n,), generator=chance)
+        return {"choice": choice, "eps": torch.randn(n, *shape, generator=chance)}
+
+    def first(n: int) -> dict[str, Tensor]:
+        levels = dict(zip("kji", torch.tensor(chain[0])))
+        return {"state": start(**drawn(n))[0], **levels, "eps": drawn(n + 1)["eps"][:n]}
+
+    def second(n: int) -> dict[str, Tensor]:
+        """If there is one: only then may the step before have a say."""
+        return first(n) | (
+            {"state": step(**first(n))[0], **dict(zip("kji", torch.tensor(chain[1])))} if chain[1:] else {}
+        )
+
+    def alone(n: int) -> dict[str, Tensor]:
+        return {"u": start(**drawn(n))[1], "k": torch.full((n,), chain[0][0])}
+
+    found = [
+        Program("start", start, drawn, ("state", "image")),
+        Program("step", step, second, ("next", "image")),
+        Program("network", model.network, alone, ("answer",)),
+    ]
+    return {program.name: program for program in found}
+
+
+def steps(process: Process) -> list[tuple[int, int, int]]:
+    """(k, j, i) of each step of a chain: from level k to level j, i being the level before k (`sampler.chain`)."""
+    levels = process.levels()
+    return list(zip(levels[:-1], levels[1:], [levels[0], *levels]))
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Noise that is known: a choice for each image, any number that is not negative, and eps."""
+
+    chosen: Tensor
+    eps: Tensor
+
+    def __call__(self, k: Tensor | int) -> Tensor:
+        return self.eps
+
+    def choice(self, n: int) -> Tensor:
+        return self.chosen % n
+
+
+class _Start(nn.Module):
+    """What goes along a chain that starts in u_K."""
+
+    def __init__(self, process: Process):
+        super().__init__()
+        self.process = process
+
+    def forward(self, choice: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
+        u_K = self.process.start(_Given(choice, eps))  # type: ignore[arg-type]
+        return self.process.begin(u_K), u_K.clamp(0, 1)
+
+
+class _Step(nn.Module):
+    """What goes on from it (Alg. 2)."""
+
+    def __init__(self, process: Process, network: nn.Module):
+        super().__init__()
+        self.process, self.network = process, network
+
+    def forward(self, state: Tensor, k: Tensor, j: Tensor, i: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
+        state = reverse_step(self.process, self.network, lambda _: eps)(state, k, j, i, None)
+        return state, self.process.shown(state).clamp(0, 1)
+
+
+def _several(outputs: Outputs) -> Sequence[Tensor]:
+    return (outputs,) if isinstance(outputs, Tensor) else outputs
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:300]

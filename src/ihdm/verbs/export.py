@@ -1,0 +1,53 @@
+"""`ihdm export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import OmitArgPrefixes, Positional, arg
+
+from ihdm.disk import real, replaced_folder
+from ihdm.errors import UsageError
+from ihdm.export import Format
+from ihdm.verbs.words import AS_THE_MODEL_HAS_IT, HowToSample, ModelName, check_folder
+
+NEXT = {  # what to do with what was written
+    "diffusers": "DiffusionPipeline.from_pretrained(FOLDER, trust_remote_code=True) of diffusers",
+    "torch": "Chain.from_pretrained(FOLDER) of ihdm_chain.py, which is there",
+}
+
+
+def export(
+    model: ModelName,
+    out: Annotated[Positional[Path], arg(metavar="OUT")],
+    /,
+    format: Format,
+    sampling: Annotated[HowToSample, OmitArgPrefixes] = AS_THE_MODEL_HAS_IT,
+) -> None:
+    """Write a model for diffusers or torch.
+
+    What is written needs no ihdm. It is float32, for any number of images, and is compared with the model before
+    it is kept.
+
+    Args:
+        model: a model folder, a run folder, mnist-ready (which comes with ihdm), or owner/name on the hub
+        out: a new folder
+        format: a diffusers pipeline, or programs of torch.export
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir()) or real(out) == Path.cwd()):
+        raise UsageError(f"{out} exists; give the name of a new folder for the export")
+    check_folder(out.absolute().parent)
+    from ihdm.export import folders
+    from ihdm.model import Model
+    from ihdm.processes import FromImages
+
+    loaded = Model.from_pretrained(model).sampled(**sampling.changes())
+    with replaced_folder(out) as folder:
+        written = folders.write(loaded, format, folder)
+    for name, difference in written.items():
+        near = f"within {difference:.0e} of" if difference else "equal to"
+        print(f"{out / name}: {(out / name).stat().st_size / 1e6:.1f} MB, {near} the model")
+    if isinstance(loaded.process, FromImages):
+        print("it holds blurred copies of the training images: share it only where you may share those")
+    print(f"next: {NEXT[format]}")
