@@ -17,13 +17,16 @@ from torch import Tensor, nn
 
 from ihdm.cli import main
 from ihdm.errors import IhdmError
-from ihdm.export import archives, folders
+from ihdm.export import archives, folders, graphs
 from ihdm.export.programs import Program, programs, steps
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.noise import SeededNoise
 from ihdm.sampler import trajectory
 
+EXAMPLES = Path(__file__).parent.parent / "examples"
+ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
+with_onnx = pytest.mark.skipif(not ONNX, reason="ONNX needs its packages: pip install 'ihdm[onnx]'")
 PAPER, EXACT, SECOND = (
     ["sampling.sampler=paper"],
     ["sampling.sampler=exact", "sampling.order=1", "sampling.steps=4"],
@@ -192,6 +195,15 @@ def test_nothing_of_the_users_is_overwritten(tmp_path, capsys, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "notes.txt"]
 
 
+@pytest.mark.parametrize("format", ["onnx"])
+def test_missing_packages_are_named_first(format, tmp_path, capsys, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name.startswith("onnx") else find(name))
+    said = refusal(["export", "mnist-ready", str(tmp_path / "some" / "out"), "--format", format], capsys)
+    assert "ONNX needs onnx and onnxscript and onnxruntime: pip install 'ihdm[onnx]'" in said
+    assert not [*tmp_path.iterdir()]
+
+
 class Curious(Small):
     """Looks at the values of tensors."""
 
@@ -231,6 +243,42 @@ def test_differences_are_found(tiny_config, tiny_images):
 
     assert program.difference(worse) == pytest.approx(0.01, rel=0.5)
     assert program.difference(lambda *inputs: [output * torch.nan for output in program.function(*inputs)]) == torch.inf
+
+
+@with_onnx
+def test_onnx_samples_as_the_model_does(unet, tmp_path):
+    """With the example that has NumPy and onnxruntime alone, and by hand."""
+    out = tmp_path / "out"
+    out.mkdir()
+    differences = folders.write(unet, "onnx", out)
+    assert set(differences) == {"start.onnx", "step.onnx", "network.onnx"} and max(differences.values()) < 1e-5
+    names = {name: list(program.example(1)) for name, program in programs(unet).items()}
+    start, step = (graphs.runner(out / f"{name}.onnx", names[name]) for name in ("start", "step"))
+    for n in (1, 3):
+        noise = SeededNoise(3, torch.arange(n), unet.config.shape)
+        torch.testing.assert_close(grown(unet, start, step, noise), expected(unet, noise), atol=1e-4, rtol=0)
+    for file in out.glob("*.onnx"):
+        assert b"/src/ihdm" not in file.read_bytes() and b"site-packages" not in file.read_bytes()
+    program = [
+        sys.executable,
+        str(EXAMPLES / "onnx_sampling.py"),
+        str(out),
+        "--n",
+        "3",
+        "--out",
+        str(tmp_path / "x.png"),
+    ]
+    code = "import sys; sys.modules |= {'ihdm': None, 'torch': None}; sys.argv = sys.argv[1:]; import runpy; "
+    words = [sys.executable, "-c", code + "runpy.run_path(sys.argv[0], run_name='__main__')", *program[1:]]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    from PIL import Image
+
+    assert Image.open(tmp_path / "x.png").size == (24, 8)
+    about = json.loads((out / "chain.json").read_text())
+    (out / "chain.json").write_text(json.dumps(about | {"export": 2}))
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 1 and "version 2, and this program is for version 1" in done.stderr
 
 
 DIFFUSERS = """

@@ -1,5 +1,5 @@
-"""A model for those who do not have ihdm: programs of tensors for torch and diffusers."""
+"""A model for those who do not have ihdm: programs of tensors for torch, diffusers and ONNX."""
 
 from typing import Literal
 
-Format = Literal["diffusers", "torch"]
+Format = Literal["diffusers", "onnx", "torch"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from ihdm import __version__
 from ihdm.errors import IhdmError
-from ihdm.export import Format, archives
+from ihdm.export import Format, archives, graphs
 from ihdm.export.programs import programs, steps
 from ihdm.model import Model
 
@@ -19,6 +19,7 @@ CARRIED = Path(__file__).parent / "carried"
 # What writes the programs, which of them, and what goes along.
 LAYOUTS: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
     "diffusers": (archives, ("start", "step"), ("ihdm_chain.py",)),
+    "onnx": (graphs, ("start", "step", "network"), ()),
     "torch": (archives, ("start", "step", "network"), ("ihdm_chain.py",)),
 }
 MODEL_INDEX = {  # where diffusers finds the pipeline, and its only component: in a file beside this one, in a folder

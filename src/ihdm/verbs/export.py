@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from ihdm.disk import real, replaced_folder
-from ihdm.errors import UsageError
+from ihdm.errors import IhdmError, UsageError
 from ihdm.export import Format
 from ihdm.verbs.words import AS_THE_MODEL_HAS_IT, HowToSample, ModelName, check_folder
 
+FOR_ONNX = ("onnx", "onnxscript", "onnxruntime")
 NEXT = {  # what to do with what was written
     "diffusers": "DiffusionPipeline.from_pretrained(FOLDER, trust_remote_code=True) of diffusers",
+    "onnx": "python examples/onnx_sampling.py {out}",
     "torch": "Chain.from_pretrained(FOLDER) of ihdm_chain.py, which is there",
 }
 
@@ -25,7 +29,7 @@ def export(
     format: Format,
     sampling: Annotated[HowToSample, OmitArgPrefixes] = AS_THE_MODEL_HAS_IT,
 ) -> None:
-    """Write a model for diffusers or torch.
+    """Write a model for diffusers, ONNX or torch.
 
     What is written needs no ihdm. It is float32, for any number of images, and is compared with the model before
     it is kept.
@@ -33,10 +37,12 @@ def export(
     Args:
         model: a model folder, a run folder, mnist-ready (which comes with ihdm), or owner/name on the hub
         out: a new folder
-        format: a diffusers pipeline, or programs of torch.export
+        format: a diffusers pipeline, ONNX graphs, or programs of torch.export
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir()) or real(out) == Path.cwd()):
         raise UsageError(f"{out} exists; give the name of a new folder for the export")
+    if format == "onnx":
+        _check_packages(FOR_ONNX)
     check_folder(out.absolute().parent)
     from ihdm.export import folders
     from ihdm.model import Model
@@ -50,4 +56,10 @@ def export(
         print(f"{out / name}: {(out / name).stat().st_size / 1e6:.1f} MB, {near} the model")
     if isinstance(loaded.process, FromImages):
         print("it holds blurred copies of the training images: share it only where you may share those")
-    print(f"next: {NEXT[format]}")
+    print(f"next: {NEXT[format].format(out=shlex.quote(str(out)))}")
+
+
+def _check_packages(names: tuple[str, ...]) -> None:
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise IhdmError(f"ONNX needs {' and '.join(missing)}: pip install 'ihdm[onnx]'")

@@ -1,0 +1,66 @@
+"""Programs as ONNX graphs, with weights inside, for runtimes of other languages."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ihdm.errors import IhdmError
+from ihdm.export.programs import Program, first_line
+
+ENDING = ".onnx"
+TOLERANCE = 1e-4
+
+
+def write(program: Program, path: Path) -> float:
+    """Write a program, and return how far what onnxruntime makes of it is from what it was made of."""
+    names = list(program.example(1))
+    traced = program.traced()
+    try:
+        with _quiet():
+            found: Any = torch.onnx.export(
+                traced, dynamo=True, verbose=False, input_names=names, output_names=program.outputs
+            )
+    except torch.onnx.OnnxExporterError as error:
+        raise IhdmError(
+            f"the {program.name} of this model cannot be written as ONNX ({first_line(error.__cause__ or error)}); "
+            f"--format torch and diffusers can do more"
+        ) from error
+    found.save(path)
+    return program.difference(runner(path, names))
+
+
+def runner(path: Path, names: list[str]) -> Any:
+    """The function of tensors that onnxruntime makes of a file."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
+
+    def run(*inputs: Tensor) -> list[Tensor]:
+        given = {name: tensor.numpy() for name, tensor in zip(names, inputs)}
+        return [torch.from_numpy(array) for array in session.run(None, given)]
+
+    return run
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's notes on packages that it does not need."""
+    log = logging.getLogger("torch.onnx")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(before)
