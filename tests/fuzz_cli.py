@@ -66,7 +66,7 @@ KINDS: dict[str, list[str]] = {
     "data": SOURCES,
     "preset": [*presets(), *["digits", "own.toml"] * 6, "own.toml", "bad.toml", "nowhere.toml", "", "é"],
     "sampler": ["paper", "exact", "momentum"],
-    "format": ["diffusers", "onnx", "torch"],
+    "format": ["diffusers", "onnx", "torch", "web"],
     "part": [*FAMILY, "blur-20", "late-8"],
     "metric": ["neighbours", "spectrum", "fid", "kid"],
     "set": [],  # made up

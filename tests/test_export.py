@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import importlib.util
 import json
 import logging
 import runpy
+import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
 
@@ -195,7 +199,7 @@ def test_nothing_of_the_users_is_overwritten(tmp_path, capsys, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "notes.txt"]
 
 
-@pytest.mark.parametrize("format", ["onnx"])
+@pytest.mark.parametrize("format", ["onnx", "web"])
 def test_missing_packages_are_named_first(format, tmp_path, capsys, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name.startswith("onnx") else find(name))
@@ -311,3 +315,76 @@ def test_diffusers_samples_without_ihdm(unet, tmp_path, monkeypatch):
     chain = chain_of(out / "chain").from_pretrained(out / "chain")
     found = torch.load(tmp_path / "images.pt", weights_only=True)
     torch.testing.assert_close(found, chain.sample(3, torch.Generator().manual_seed(1)), atol=1e-5, rtol=0)
+
+
+WEB = Path(__file__).parent.parent / "node_modules" / "onnxruntime-web"
+CHROMIUM = shutil.which("chromium")
+DRAWS = """async ([seed, images, size, steps]) => {
+  const page = await import("./page.js");
+  const chances = Array.from({ length: images }, (_, image) => page.chance(seed, image));
+  const choice = [...page.choices(chances)].map(Number);
+  return [choice, Array.from({ length: steps + 1 }, () => [...page.normal(chances, size)])];
+}"""
+PIXELS = """() => {
+  const canvas = document.querySelector("canvas");
+  return [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data];
+}"""
+
+
+@with_onnx
+@pytest.mark.skipif(CHROMIUM is None, reason="tests in a browser need chromium: apt-get install chromium")
+@pytest.mark.skipif(not WEB.is_dir(), reason="needs npm install --no-save onnxruntime-web@1.30.0 beside README.md")
+def test_a_page_samples_in_the_browser_as_the_model_does(unet, tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api")
+    out = tmp_path / "out"
+    out.mkdir()
+    folders.write(unet, "web", out)
+    served = functools.partial(http.server.SimpleHTTPRequestHandler, directory=out)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), served) as server, playwright.sync_playwright() as driver:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address, asked = f"http://127.0.0.1:{server.server_port}/", []
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        status = page.get_by_role("status")
+
+        def says(words: str) -> None:
+            playwright.expect(status).to_contain_text(words, timeout=60_000)
+
+        page.goto(address)
+        says("onnxruntime-web is not in this folder: npm install")
+        (out / "node_modules").symlink_to(WEB.parent)
+        page.reload()
+        says("16 images in")
+        first = page.evaluate(PIXELS)
+        page.get_by_label("Seed").fill("7")
+        page.get_by_role("button").click()
+        playwright.expect(page.get_by_role("button")).to_be_disabled()
+        says("16 images in")
+        pixels = page.evaluate(PIXELS)
+        choice, draws = page.evaluate(DRAWS, [7, 16, 64, len(steps(unet.process))])
+        about = json.loads((out / "chain.json").read_text())
+        (out / "chain.json").write_text(json.dumps(about | {"export": 2}))
+        page.reload()
+        says("this page is for exports of version 1, and chain.json is of version 2")
+        browser.close()
+        server.shutdown()
+    assert not [url for url in asked if not url.startswith((address, "data:", "blob:"))]
+    assert first != pixels
+
+    class Drawn(SeededNoise):
+        """What the page drew, in its order."""
+
+        def __call__(self, k):
+            return next(eps)
+
+        def choice(self, n):
+            return torch.tensor(choice) % n
+
+    eps = iter(torch.tensor(draws).view(-1, 16, 1, 8, 8))
+    *_, images = expected(unet, Drawn(7, torch.arange(16), (1, 8, 8)))
+    rows = torch.tensor(pixels).view(4, 8, 4, 8, 4).permute(0, 2, 4, 1, 3).reshape(16, 4, 8, 8)
+    assert (rows[:, :3] - 255 * images).abs().max() <= 1 and rows[:, 3].eq(255).all()
+    everything = torch.tensor(draws)
+    assert abs(float(everything.mean())) < 0.05 and abs(float(everything.std()) - 1) < 0.05
+    assert abs(float(torch.corrcoef(everything.view(-1, 16, 64).transpose(0, 1).flatten(1))[0, 1])) < 0.15

@@ -1,5 +1,5 @@
-"""A model for those who do not have ihdm: programs of tensors for torch, diffusers and ONNX."""
+"""A model for those who do not have ihdm: programs of tensors for torch, diffusers, ONNX, browsers (docs/export.md)."""
 
 from typing import Literal
 
-Format = Literal["diffusers", "onnx", "torch"]
+Format = Literal["diffusers", "onnx", "torch", "web"]

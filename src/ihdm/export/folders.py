@@ -21,6 +21,7 @@ LAYOUTS: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
     "diffusers": (archives, ("start", "step"), ("ihdm_chain.py",)),
     "onnx": (graphs, ("start", "step", "network"), ()),
     "torch": (archives, ("start", "step", "network"), ("ihdm_chain.py",)),
+    "web": (graphs, ("start", "step"), ("index.html", "page.js")),
 }
 MODEL_INDEX = {  # where diffusers finds the pipeline, and its only component: in a file beside this one, in a folder
     "_class_name": ["ihdm_pipeline", "IhdmPipeline"],

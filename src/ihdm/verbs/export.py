@@ -19,6 +19,7 @@ NEXT = {  # what to do with what was written
     "diffusers": "DiffusionPipeline.from_pretrained(FOLDER, trust_remote_code=True) of diffusers",
     "onnx": "python examples/onnx_sampling.py {out}",
     "torch": "Chain.from_pretrained(FOLDER) of ihdm_chain.py, which is there",
+    "web": "npm install --prefix {out} onnxruntime-web@1.30.0, and python -m http.server --bind 127.0.0.1 -d {out}",
 }
 
 
@@ -29,7 +30,7 @@ def export(
     format: Format,
     sampling: Annotated[HowToSample, OmitArgPrefixes] = AS_THE_MODEL_HAS_IT,
 ) -> None:
-    """Write a model for diffusers, ONNX or torch.
+    """Write a model for diffusers, ONNX, torch or a browser.
 
     What is written needs no ihdm. It is float32, for any number of images, and is compared with the model before
     it is kept.
@@ -37,11 +38,11 @@ def export(
     Args:
         model: a model folder, a run folder, mnist-ready (which comes with ihdm), or owner/name on the hub
         out: a new folder
-        format: a diffusers pipeline, ONNX graphs, or programs of torch.export
+        format: a diffusers pipeline, ONNX graphs, programs of torch.export, or a page that samples in the browser
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir()) or real(out) == Path.cwd()):
         raise UsageError(f"{out} exists; give the name of a new folder for the export")
-    if format == "onnx":
+    if format in ("onnx", "web"):
         _check_packages(FOR_ONNX)
     check_folder(out.absolute().parent)
     from ihdm.export import folders
