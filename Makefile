@@ -8,7 +8,7 @@ CHROMIUM = command -v chromium > /dev/null \
 	|| { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq --yes install chromium > /dev/null; } \
 	|| echo "no chromium, and apt-get as root cannot install it here: the tests in a browser will be skipped"
 
-.PHONY: demo test faults docs dist lint format clean
+.PHONY: demo test exports faults docs dist lint format clean
 
 demo: .venv/core ## train on the embedded digits and make pictures, about two minutes on two cores
 	$(BIN)/ihdm demo
@@ -27,6 +27,11 @@ dist: .venv/dev ## the package as a wheel and a source archive in dist/, tried i
 	rm -rf dist
 	$(BIN)/python -m hatchling build
 	$(BIN)/python tests/bare.py dist/*.whl
+
+exports: .venv/dev ## try every exported format, with packages that `make test` does without; needs npm for the browser's
+	$(PIP) --editable '.[onnx,diffusers]'
+	npm install --no-save --no-audit --no-fund onnxruntime-web@1.30.0
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_export.py
 
 lint: .venv/dev
 	$(BIN)/ruff check
