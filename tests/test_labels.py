@@ -662,3 +662,11 @@ def test_digits_that_are_asked_for_are_made(tmp_path):
     made = {g: torch.cat(list(model.sample_batches(100, labels=asked, guidance=g))) for g in (0, 1, 2)}
     right = {guidance: float((nearest(found, images) == asked).float().mean()) for guidance, found in made.items()}
     assert right[0] < 0.3 and right[1] > 0.35 and right[2] > 0.6  # measured: 0.11, 0.64 and 0.92; by chance 0.1
+
+
+def test_models_that_know_labels_are_not_exported(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model.save_pretrained("model")
+    with pytest.raises(SystemExit):
+        main(["export", "model", "out", "--format", "torch"])
+    assert "has no place for a label yet" in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -36,7 +36,7 @@ def export(
     it is kept.
 
     Args:
-        model: a model folder, a run folder, mnist-ready (which comes with ihdm), or owner/name on the hub
+        model: a model folder, a run folder, owner/name on the hub, or one that comes with ihdm (ihdm info lists them)
         out: a new folder
         format: a diffusers pipeline, ONNX graphs, programs of torch.export, or a page that samples in the browser
     """
@@ -50,6 +50,8 @@ def export(
     from ihdm.processes import FromImages
 
     loaded = Model.from_pretrained(model).sampled(**sampling.changes())
+    if loaded.config.labels:
+        raise UsageError("models that know labels cannot be exported: a program has no place for a label yet")
     with replaced_folder(out) as folder:
         written = folders.write(loaded, format, folder)
     for name, difference in written.items():
