@@ -28,6 +28,7 @@ from ihdm.config import presets, setting_rows
 from ihdm.studies import STUDIES
 from ihdm.studies.family import FAMILY
 
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_TOKEN": "any"}  # before the hub's client is loaded: it asks for nothing
 MEMORY = 6 * 2**30  # bytes more than at the start that a line may take
 PATIENCE = 90  # seconds
 TINY = [
@@ -87,6 +88,7 @@ OPTIONS: dict[str, dict[str, str]] = {
     "convert": {"preset": "preset", "data": "data", "set": "set"},
     "doctor": {"json": "path"},
     "export": {},
+    "push": {"n": "number", "message": "text"},
     "pack": {"piece": "text"},
     "unpack": {},
     "demo": {"out": "path", "set": "set"},
@@ -128,6 +130,7 @@ def command_line(chance: random.Random) -> list[str]:
         "convert": [chance.choice(["checkpoint.pth", *PATHS]), value("path", chance)],
         "doctor": [],
         "export": [value("model", chance), value("path", chance), "--format", value("format", chance)],
+        "push": [value("model", chance), value("text", chance)],  # the hub is out of reach
         "pack": [chance.choice(["run", value("path", chance)]), value("path", chance)],
         "unpack": [value("path", chance), value("path", chance)],
         "demo": [],
