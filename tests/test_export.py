@@ -6,7 +6,6 @@ import functools
 import http.server
 import importlib.util
 import json
-import logging
 import runpy
 import shutil
 import subprocess
@@ -71,14 +70,6 @@ def built(tiny_config, tiny_images, settings: list[str], network: nn.Module | No
     for weight in model.network.parameters():
         nn.init.normal_(weight, std=0.1)
     return model.eval()
-
-
-@pytest.fixture(autouse=True)
-def no_log():
-    """Which takes a quarter of the time, as pytest would keep all that torch writes down of each operation."""
-    logging.disable(logging.INFO)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture
@@ -216,10 +207,11 @@ class Counting(Small):
 
 
 @pytest.mark.parametrize("network", [Curious, Counting])
-def test_what_cannot_be_traced_is_refused_in_words(network, tiny_config, tiny_images):
+def test_what_cannot_be_traced_is_refused_in_words(network, tiny_config, tiny_images, capfd):
     model = built(tiny_config, tiny_images, CASES["ddpm, second order"], network())
     with pytest.raises(IhdmError, match=r"the step of this model cannot be exported: .* torch.export says: \w+"):
         programs(model)["step"].traced()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_program_that_does_something_else_is_not_kept(unet, tmp_path, capsys, monkeypatch):

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ihdm.errors import IhdmError
-from ihdm.export.programs import Program, first_line
+from ihdm.export.programs import Program, first_line, quiet
 
 ENDING = ".onnx"
 TOLERANCE = 1e-4
@@ -24,7 +20,7 @@ def write(program: Program, path: Path) -> float:
     names = list(program.example(1))
     traced = program.traced()
     try:
-        with _quiet():
+        with quiet():
             found: Any = torch.onnx.export(
                 traced, dynamo=True, verbose=False, input_names=names, output_names=program.outputs
             )
@@ -50,17 +46,3 @@ def runner(path: Path, names: list[str]) -> Any:
         return [torch.from_numpy(array) for array in session.run(None, given)]
 
     return run
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's notes on packages that it does not need."""
-    log = logging.getLogger("torch.onnx")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(before)

@@ -6,8 +6,12 @@ state is what the process carries along a chain; with each comes the image that 
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Sequence
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +50,8 @@ class Program:
         )
         self.function(*one)  # constants that are made when they are first needed are there, and not part of the program
         try:
-            program = torch.export.export(self.function, one, dynamic_shapes=differing)
+            with quiet():
+                program = torch.export.export(self.function, one, dynamic_shapes=differing)
         except Exception as error:  # torch raises many kinds
             raise IhdmError(
                 f"the {self.name} of this model cannot be exported: it must be arithmetic of tensors that asks for "
@@ -148,6 +153,19 @@ class _Step(nn.Module):
 
 def _several(outputs: Outputs) -> Sequence[Tensor]:
     return (outputs,) if isinstance(outputs, Tensor) else outputs
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the exporters' notes: on packages that they do not need, and on what they did before an error."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def first_line(error: BaseException) -> str:
