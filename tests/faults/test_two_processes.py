@@ -54,6 +54,8 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.faults
+@pytest.mark.accident("another number of processes", "a streamed run stopped and gone on with by two; the same run")
 def test_two_processes_share_a_stream(tmp_path):
     """Each reads its own lanes; together they take the steps of one, also if they go on where it stopped."""
     write_crosses(tmp_path / "set", archives=5, images=40)
@@ -86,6 +88,7 @@ def kill_one_worker(launcher: subprocess.Popen, run) -> None:
 LONG = ("trainer.steps=100000", "trainer.checkpoint_every=10", "trainer.sample_every=100000")
 
 
+@pytest.mark.faults
 @pytest.mark.accident("a dead worker", "one of two killed; the job ends instead of a hang")
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the processes")
 def test_a_dead_worker_ends_the_job_instead_of_a_hang(tmp_path):
@@ -122,6 +125,7 @@ os.write(1, f"attempt {attempt} {found}\\n".encode())  # at one go, as two proce
 """
 
 
+@pytest.mark.faults
 @pytest.mark.accident(
     "a dead worker", "one of two killed, and started again long after the other; they find each other"
 )
@@ -135,6 +139,8 @@ def test_processes_that_are_started_again_do_not_wait_for_the_dead(tmp_path):
     assert done.stdout.count("attempt 1 [0, 1]") == 2
 
 
+@pytest.mark.faults
+@pytest.mark.accident("another number of processes", "divided weights stopped and gone on with undivided; the same run")
 def test_divided_weights_take_the_same_steps_and_go_on_from_a_checkpoint(tmp_path, capsys):
     """engine.shard: the run of one process, up to rounding, also if it stops in between; undivided it goes on too.
 
