@@ -17,7 +17,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 HERE = Path(__file__).parent
 WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 420, "height": 860}
-COLOURS = 64  # of the saved pictures: enough, and a quarter of the size
+COLOURS = 256  # of the saved pictures, which halves their size
 PAGES = {  # by address: tabs, and the picture in each
     "": {"Generate": "generated"},
     "mnist-ready": {"Brightness and shape": "table", "Interpolate": "moving", "Branch": "path", "Restore": "versions"},
