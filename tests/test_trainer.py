@@ -76,7 +76,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tiny_config, tiny
 def test_a_run_that_broke_off_repeats_the_steps_after_its_checkpoint(tiny_config, tiny_images, tmp_path):
     whole = train(tiny_config, tiny_images, tmp_path / "whole").run
     trainer = Trainer(tiny_config, tiny_images, tmp_path / "part")
-    trainer._picture = lambda: (_ for _ in ()).throw(RuntimeError("power cut"))
+    trainer._picture = lambda log: (_ for _ in ()).throw(RuntimeError("power cut"))
     with pytest.raises(RuntimeError, match="power cut"):
         trainer.train()
     last = checkpoint.saved(tmp_path / "part" / "checkpoints")[-1]

@@ -78,6 +78,11 @@ class TrainerConfig:
     )
     seed: int = setting(0, "every step is a function of the settings and its number", least=0, most=2**63 - 1)
     log_every: int = setting(50, "steps between lines of log.jsonl", least=1)
+    tracker: Literal["auto", "none", "tensorboard", "wandb", "trackio"] = setting(
+        "auto", "where else to show figures and pictures; auto: TensorBoard, if it is installed"
+    )
+    measure_every: int = setting(0, "steps between measurements of samples by KID; 0: none", least=0)
+    measured: int = setting(1000, "samples to measure", least=2)
     sample_every: int = setting(10_000, "steps between pictures of samples", least=1)
     samples: int = setting(36, "images in such a picture", least=1, most=10_000)
     checkpoint_every: int = setting(5000, "steps between checkpoints and held-out losses", least=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import sys
@@ -11,6 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
+
+from PIL import Image
 
 try:
     import fcntl
@@ -20,11 +21,15 @@ except ImportError:  # Windows has no such locks
 from ihdm.config import Config, config_from_toml, differences, read_text
 from ihdm.disk import real, replaced_text
 from ihdm.errors import IhdmError, UsageError
+from ihdm.trackers import Tracker
 
 # Settings that may change between one part of a run and the next.
 FREE_OF_TRAINER = (
     "steps",
     "log_every",
+    "tracker",
+    "measure_every",
+    "measured",
     "sample_every",
     "samples",
     "checkpoint_every",
@@ -97,33 +102,30 @@ def _lock_file(run: Path) -> TextIO:
 
 
 class Log:
-    """log.jsonl, one line of facts at a time, and TensorBoard where it is installed."""
+    """log.jsonl, one line of facts at a time, and a tracker, if there is one."""
 
-    def __init__(self, run: Path, step: int):
+    def __init__(self, run: Path, step: int, tracker: Tracker | None = None):
         """Go on after `step`: what was logged later will be done again."""
-        self.path = run / "log.jsonl"
+        self.path, self.tracker = run / "log.jsonl", tracker
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         replaced_text(self.path, "".join(line + "\n" for line in lines if _step(line) <= step))
         self._start = time.perf_counter()  # the clock on the wall may be set
-        self._board: Any = None
-        if importlib.util.find_spec("tensorboard"):
-            from torch.utils.tensorboard import SummaryWriter
-
-            try:
-                self._board = SummaryWriter(run / "tensorboard", purge_step=step + 1)
-            except UnicodeEncodeError:
-                print(f"warning: TensorBoard cannot write to {run}, whose name is not UTF-8", file=sys.stderr)
 
     def write(self, step: int, facts: dict[str, float]) -> None:
         with self.path.open("a") as file:
             line = {"step": step, **facts, "seconds": round(time.perf_counter() - self._start, 1)}
             file.write(json.dumps(line) + "\n")
-        for name, value in facts.items() if self._board else ():
-            self._board.add_scalar(name, value, step)
+        if self.tracker:
+            self.tracker.figures(step, facts)
+
+    def picture(self, step: int, name: str, image: Image.Image) -> None:
+        """For the tracker alone."""
+        if self.tracker:
+            self.tracker.picture(step, name, image)
 
     def close(self) -> None:
-        if self._board:
-            self._board.close()
+        if self.tracker:
+            self.tracker.close()
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:

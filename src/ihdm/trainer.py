@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from tqdm import tqdm
 
-from ihdm import checkpoint, memory, pictures
+from ihdm import checkpoint, memory, pictures, trackers
 from ihdm.config import Config, config_from_toml, config_to_toml, read_text
 from ihdm.data import Images, ImageSet, unit_batches
 from ihdm.data.batches import Batches
@@ -32,7 +32,9 @@ from ihdm.data.streamed import StreamedBatches
 from ihdm.disk import replaced_folder, replaced_text
 from ihdm.engine import Frozen, choose_device, choose_precision
 from ihdm.errors import IhdmError, UsageError
+from ihdm.evaluation import quality
 from ihdm.execution import Execution
+from ihdm.metrics.inception import Inception, find_inception
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import told
@@ -47,6 +49,7 @@ from ihdm.writer import Writer
 
 FEEDING_A_GPU = 4  # processes that read a stream fast enough for the CIFAR-10 model on an H200 (docs/reliability.md)
 FULL = {errno.ENOSPC, errno.EDQUOT}  # a disk, or one's share of it
+BANDS = 4  # of levels, whose held-out loss is logged by itself
 
 
 class Trainer:
@@ -54,7 +57,9 @@ class Trainer:
 
     def __init__(self, config: Config, images: ImageSet, run: Path):
         check_run(run, config)
+        trackers.check(config.trainer.tracker)
         self.config, self.images, self.run = config, images, run
+        self.inception = self._to_measure_with()
         device = choose_device(config.engine.device)
         self.precision = choose_precision(config.engine.precision, device, math.prod(images.shape[1:]))
         meet("nccl" if device.type == "cuda" else "gloo")
@@ -79,6 +84,19 @@ class Trainer:
         self.skipped = 0  # steps in a row, up to now
         self.writer = Writer()
 
+    def _to_measure_with(self) -> Path | None:
+        """The file of the network that samples are measured by, if they are to be."""
+        settings = self.config.trainer
+        if not settings.measure_every:
+            return None
+        if self.images.stream:
+            raise UsageError("trainer.measure_every compares samples with all images, which a stream never has at once")
+        quality.check_images(["kid"], settings.measured, self.images, "train", allow_few=False)
+        return find_inception()
+
+    def _tracker(self) -> trackers.Tracker | None:
+        return trackers.started(self.config.trainer.tracker, self.run, self.step, self.config.tree())
+
     def train(self) -> bool:
         """Run to the last step and write the model; False if a signal stopped it earlier, with everything saved."""
         with locked(self.run) if self.accelerator.is_main_process else contextlib.nullcontext():
@@ -101,7 +119,9 @@ class Trainer:
 
     def _train(self) -> None:
         settings = self.config.trainer
-        log = Log(self.run, self.step) if self.accelerator.is_main_process else None
+        log = None
+        if self.accelerator.is_main_process:
+            log = Log(self.run, self.step, self._tracker())
         with stop_requests() as asked, self._bar() as bar:
             while self.step < settings.steps:
                 with memory.advice(self.training.smaller_parts):
@@ -115,7 +135,9 @@ class Trainer:
                 if self._due(settings.checkpoint_every):
                     self._check(log)
                 if self._due(settings.sample_every):
-                    self._picture()
+                    self._picture(log)
+                if settings.measure_every and self._due(settings.measure_every):
+                    self._measure(log)
                 if stopping:
                     break
             self.writer.wait()  # while signals are still ours
@@ -130,7 +152,8 @@ class Trainer:
     def _next_stop(self) -> int:
         """The next step after which there is something to write."""
         settings = self.config.trainer
-        intervals = settings.log_every, settings.checkpoint_every, settings.sample_every
+        intervals = [settings.log_every, settings.checkpoint_every, settings.sample_every]
+        intervals += [settings.measure_every] if settings.measure_every else []
         return min(settings.steps, *(self.step - self.step % interval + interval for interval in intervals))
 
     def _due(self, interval: int) -> bool:
@@ -163,6 +186,8 @@ class Trainer:
         rate = learning_rate(self.config.trainer, self.step - 1)
         bar.set_postfix({"loss": f"{mean_loss:.4g}", "images/s": f"{speed:.0f}"})
         facts = {"loss": mean_loss, "gradient_norm": mean_norm, "lr": rate, "images_per_second": round(speed, 1)}
+        if self.device.type == "cuda":
+            facts["gpu_memory_gb"] = round(torch.cuda.max_memory_allocated(self.device) / 1e9, 3)
         facts |= {"skipped_steps": skipped} if skipped else {}
         return {
             name: value for name, value in facts.items() if math.isfinite(value)
@@ -258,33 +283,55 @@ class Trainer:
         return None if places is None else self.accelerator.reduce(places.to(self.device)).tolist()
 
     def _check(self, log: Log | None) -> None:
-        """Log the held-out loss."""
+        """Log the held-out loss, of all levels and by band."""
         if (log or self.training.sharded) and len(self.images.held_out):
-            loss = self.held_out_loss()
+            losses, levels = self._held_out_losses()
             if log:
-                log.write(self.step, {"held_out_loss": loss})
+                bands = by_band(losses, levels, self.model.process.K)
+                log.write(self.step, {"held_out_loss": float(losses.mean())} | bands)
         self.accelerator.wait_for_everyone()
 
-    @torch.no_grad()
     def held_out_loss(self) -> float:
-        """The loss of the averaged weights on held-out images, always with the same levels and noise."""
+        """The loss of the averaged weights on held-out images."""
+        return float(self._held_out_losses()[0].mean())
+
+    @torch.no_grad()
+    def _held_out_losses(self) -> tuple[Tensor, Tensor]:
+        """Of each held-out image, by the averaged weights, and its level; always with the same levels and noise."""
         generator, process = torch.Generator(self.device), self.model.process
         generator.manual_seed(mix_seed(self.config.trainer.seed, Purpose.HELD_OUT))
         network = Frozen(self.training.averaged(), self.precision, self.config.engine.compile)
-        losses, size, labels = [], self.config.trainer.batch_size, self.images.held_out_labels
+        losses, levels, size, labels = [], [], self.config.trainer.batch_size, self.images.held_out_labels
         known = itertools.repeat(None) if labels is None else labels.to(self.device).split(size)
         for batch, label in zip(unit_batches(self.images.held_out, size), known):
             u_0 = batch.to(self.device)
-            losses.append(process.loss(told(network, label), u_0, *process.draw(u_0.shape, generator)))
-        return float(torch.cat(losses).mean())
+            k, eps = process.draw(u_0.shape, generator)
+            losses.append(process.loss(told(network, label), u_0, k, eps))
+            levels.append(k)
+        return torch.cat(losses), torch.cat(levels)
 
-    def _picture(self) -> None:
+    def _measure(self, log: Log | None) -> None:
+        """Log the kernel distance of samples from the training images."""
+        model = self.trained_model() if self.training.sharded or log else None
+        if model and log and self.inception:
+            execution = Execution(self.precision, self.config.engine.compile)
+            network = Inception(self.inception, "clean").to(self.device)
+            n = self.config.trainer.measured
+            found = quality.evaluate(model, self.images, network, n, ["kid"], execution=execution)
+            if found and found.kid:
+                log.write(self.step, {"kid": found.kid[0]})
+        self.accelerator.wait_for_everyone()
+
+    def _picture(self, log: Log | None) -> None:
         model = self.trained_model() if self.training.sharded or self.accelerator.is_main_process else None
         if model and self.accelerator.is_main_process:
             execution = Execution(self.precision, self.config.engine.compile)
             images = model.sample(self.config.trainer.samples, execution=execution)
             (self.run / "samples").mkdir(exist_ok=True)
-            pictures.grid(images).save(self.run / "samples" / f"step-{self.step:08d}.png")
+            page = pictures.grid(images)
+            page.save(self.run / "samples" / f"step-{self.step:08d}.png")
+            if log:
+                log.picture(self.step, "samples", page)
         self.accelerator.wait_for_everyone()
 
     def _bar(self) -> tqdm[Any]:
@@ -302,6 +349,16 @@ class Trainer:
         """Print, in one process only."""
         if self.accelerator.is_main_process:
             print(message, flush=True, file=file)
+
+
+def by_band(losses: Tensor, levels: Tensor, K: int) -> dict[str, float]:
+    """Mean losses of images by their levels, in some bands from the finest to the coarsest."""
+    found, ends = {}, [n * K // BANDS for n in range(BANDS + 1)]
+    for low, high in itertools.pairwise(ends):
+        inside = (levels > low) & (levels <= high)
+        if bool(inside.any()):
+            found[f"held_out_loss_levels_{low + 1}_{high}"] = float(losses[inside].mean())
+    return found
 
 
 def _write_model(run: Path, model: Model) -> None:

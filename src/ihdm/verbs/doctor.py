@@ -30,6 +30,8 @@ EXTRAS = {  # and what each is for
     "hf": "sets on the Hugging Face hub (hf:NAME)",
     "plots": "pictures of curves (ihdm study, --figures)",
     "tensorboard": "curves of training in TensorBoard",
+    "wandb": "figures of training in Weights & Biases (trainer.tracker)",
+    "trackio": "the same in trackio",
     "onnx": "models for ONNX and browsers (ihdm export)",
     "diffusers": "exported models in diffusers",
 }
