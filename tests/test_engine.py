@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
+import weakref
 
 import pytest
 import torch
 
 from ihdm import engine
-from ihdm.engine import Frozen, _PerImage, choose_device, choose_precision, lowered, survives
+from ihdm.engine import Frozen, _PerImage, choose_device, choose_precision, collected, lowered, survives
 from ihdm.errors import UsageError
 from ihdm.networks.unet import UNet
 
@@ -91,3 +93,26 @@ def test_vectors_for_each_image_have_the_gradient_of_the_vector(sizes):
     for n, gradient in enumerate(found):
         expected = sum((pull.sum(0) for pull in pulls[n::2]), torch.zeros_like(gradient))
         torch.testing.assert_close(gradient, expected)
+
+
+def test_nothing_is_collected_while_a_step_is_recorded():
+    """The end of another recording would invalidate it."""
+
+    class Knot:
+        def __init__(self) -> None:
+            self.itself = self
+
+    before = weakref.ref(Knot())
+    with collected():
+        assert before() is None and not gc.isenabled()
+        during = weakref.ref(Knot())
+        _ = [[] for _ in range(10 * gc.get_threshold()[0])]
+        assert during() is not None
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with collected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import ctypes
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -285,9 +286,22 @@ class Recorded:
         graph = torch.cuda.CUDAGraph()
         for generator in self.generators:
             graph.register_generator_state(generator)
-        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+        with collected(), torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._outputs = self.work(*self._inputs)
         self._graph = graph
+
+
+@contextlib.contextmanager
+def collected() -> Iterator[None]:
+    """Collect garbage now, and none while this lasts: recordings of others among it would break one that is made."""
+    gc.collect()
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 @contextlib.contextmanager
