@@ -6,12 +6,15 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import get_args
 
 import pytest
 import torch
 
+import ihdm
 from ihdm.cli import main
 from ihdm.config import load_config
 from ihdm.model import Model
@@ -159,6 +162,20 @@ def test_relatives_differ_in_the_process_alone_whichever_the_preset_has(name, tm
         for lab, config in zip(labs, configs):
             assert config.trainer == lab.config.trainer
             assert (config.network, config.data) == (lab.config.network, lab.config.data)
+
+
+def test_a_model_is_named_by_its_images_and_by_what_is_not_usual(tmp_path):
+    """So that a setting which is new, and a set of images which has moved, leave its name as it is."""
+    lab = Lab(tmp_path, "digits", ("trainer.steps=12",))
+    name = lab.folder("process.kind=blurring")
+    unusual = lab.unusual("process.kind=blurring")
+    assert unusual["process.kind"] == "blurring" and unusual["trainer.steps"] == 12 and "trainer.keep" not in unusual
+    usual = Lab(tmp_path, "digits", ("trainer.steps=12", "trainer.keep=2", "engine.precision=bf16"))
+    assert usual.folder("process.kind=blurring") == name
+    moved = replace(lab, data=str(Path(ihdm.__file__).parent / "data" / "digits-idx3-ubyte.gz"))
+    assert moved.folder("process.kind=blurring") == name
+    others = {lab.folder(), lab.folder("process.kind=blurring", "process.K=99"), lab.folder("process.kind=ddpm")}
+    assert len(others | {name}) == 4
 
 
 def test_a_study_in_parts_finds_what_was_measured_and_says_what_is_missing(tmp_path, capsys):

@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from ihdm.config import Config, load_config
+from ihdm.config import KIND, KINDS, Config, differences, load_config
 from ihdm.data import Images, ImageSet, evenly_spaced, image_shape, load_images
 from ihdm.data.sources import absolute
 from ihdm.engine import choose_device, choose_precision, placed
@@ -40,7 +40,7 @@ USUAL = ("mnist-small", "digits")  # presets that are taken unless one is named
 PAPER: dict[str, Any] = {"sampler": "paper", "steps": None}  # the paper's steps, however a model is sampled by itself
 PAPER_WORDS = ("sampling.sampler=paper", "sampling.steps=auto")  # the same, of a model that is to be trained
 SAMPLING = "sampling."  # settings that a given model has to follow too
-NOT_TRAINED = ("engine", "sampling")  # settings that make no other weights
+NOT_TRAINED = ("engine.", "sampling.", "data.source")  # what makes no other weights; images have a fingerprint
 BATCH = 512
 GROUPS = 8  # of samples, one of which is left out at a time
 
@@ -195,10 +195,19 @@ class Lab:
         return placed(Model(replace(found.config, sampling=sampling), process, found.network), self.device)
 
     def folder(self, *settings: str, images: ImageSet | None = None) -> Path:
-        """Where the run of a model with the settings is, or will be: named by all that makes its weights."""
-        tree = self.config.with_settings(settings).tree()
-        fixed = {name: values for name, values in tree.items() if name not in NOT_TRAINED}
-        return self.out / "models" / digest([fixed, (images or self.images).fingerprint()])
+        """Where the run of a model with the settings is, or will be: named by all that makes its weights.
+
+        Of the settings, those that are not usual: so that what was measured is found again when there are new ones.
+        """
+        unusual = {name: value for name, value in self.unusual(*settings).items() if not name.startswith(NOT_TRAINED)}
+        return self.out / "models" / digest([unusual, (images or self.images).fingerprint()])
+
+    def unusual(self, *settings: str) -> dict[str, Any]:
+        """The kinds of process and network, and the settings that are not their defaults."""
+        config = self.config.with_settings(settings)
+        kinds = {name: {KIND: config.tree()[name][KIND]} for name in KINDS}
+        changed = {name: new for name, (_, new) in differences(Config().with_tree(kinds), config).items()}
+        return {f"{name}.{KIND}": kind[KIND] for name, kind in kinds.items()} | changed
 
     def run(self, *settings: str, images: ImageSet | None = None) -> Path:
         """The run folder of a model with the settings, trained to its end; an unfinished one is continued."""

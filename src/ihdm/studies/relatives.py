@@ -24,7 +24,6 @@ from ihdm.model import Model
 from ihdm.pixels import to_unit
 from ihdm.plots import tiles
 from ihdm.processes import Bounded
-from ihdm.settings import as_tree
 from ihdm.studies.lab import Lab, digest
 from ihdm.studies.verdict import Verdict, both, mean_and_error, told
 
@@ -191,7 +190,7 @@ def _bits(lab: Lab, model: Model, held_out: Tensor) -> tuple[float | None, float
 def _path(lab: Lab, relative: Relative) -> Path:
     """Named by the model and by how it is measured."""
     settings = relative.words(lab)
-    sampling = as_tree(lab.config.with_settings(settings).sampling)
+    sampling = {name: value for name, value in lab.unusual(*settings).items() if name.startswith("sampling.")}
     ways = [sorted(way.items()) for way in (sampling, relative.every, relative.few)]
     how = [ways, DIVISORS, _count(lab), lab.seed, lab.distance_name]
     return lab.out / "measured" / f"{lab.folder(*settings).name}-{digest(how)}.json"
