@@ -19,8 +19,14 @@ import onnxruntime
 VERSION = 1  # of the exports that this program knows
 
 
-def sample(folder: Path, n: int, seed: int = 0, threads: int = 0) -> np.ndarray:
-    """n images (n, C, H, W) in [0, 1]; image i depends, up to rounding, on the seed and i alone."""
+def sample(
+    folder: Path, n: int, seed: int = 0, threads: int = 0, label: tuple[str, ...] = (), guidance: float = 1.0
+) -> np.ndarray:
+    """n images (n, C, H, W) in [0, 1]; image i depends, up to rounding, on the seed and i alone.
+
+    label: names, given to the images in turn; unless given, as often as in the training set. guidance: how much they
+    count, 1 as in training.
+    """
     about = json.loads((folder / "chain.json").read_text(encoding="utf-8"))
     if about["export"] != VERSION:
         sys.exit(f"{folder} is an export of version {about['export']}, and this program is for version {VERSION}")
@@ -32,12 +38,32 @@ def sample(folder: Path, n: int, seed: int = 0, threads: int = 0) -> np.ndarray:
     def normal() -> np.ndarray:
         return np.stack([chance.standard_normal(about["shape"], np.float32) for chance in chances])
 
+    told = labels(about, chances, label, guidance)
     choice = np.array([chance.integers(2**62) for chance in chances])
-    state, images = start.run(None, {"choice": choice, "eps": normal()})
+    state, images = start.run(None, {"choice": choice, "eps": normal(), **told})
+    told |= {"guidance": np.array(guidance, np.float32)} if told else {}
     for levels in about["steps"]:  # from level k to level j; i is the level before k
         k, j, i = (np.array(level) for level in levels)
-        state, images = step.run(None, {"state": state, "k": k, "j": j, "i": i, "eps": normal()})
+        state, images = step.run(None, {"state": state, "k": k, "j": j, "i": i, "eps": normal(), **told})
     return images
+
+
+def labels(about: dict, chances: list, label: tuple[str, ...], guidance: float) -> dict[str, np.ndarray]:
+    """What the programs are told of each image, if the model knows labels: their numbers."""
+    names = about.get("labels", [])
+    if not 0 <= guidance < np.inf:
+        sys.exit(f"guidance is a number from 0 (no label) over 1 (the label's own answer) up, not {guidance}")
+    if not names and (label or guidance != 1):
+        sys.exit("the model knows no labels, and takes neither labels nor guidance")
+    for name in label:
+        if name not in names:
+            sys.exit(f"unknown label {name!r}; one of: {', '.join(names)}")
+    if not names:
+        return {}
+    ends = np.cumsum(about["counts"])
+    drawn = [np.searchsorted(ends, chance.integers(ends[-1]), side="right") for chance in chances]
+    given = [names.index(label[i % len(label)]) for i in range(len(chances))] if label else drawn
+    return {"label": np.array(given)}  # the number after the last would be for no label
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:
@@ -55,10 +81,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--n", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--label", nargs="+", default=[], metavar="NAME", help="what the images are to be, in turn")
+    parser.add_argument("--guidance", type=float, default=1.0, help="how much the label counts; 1 as in training")
     parser.add_argument("--threads", type=int, default=0, help="0: as many as there are cores")
     parser.add_argument("--out", type=Path, default=Path("samples.png"), help="all images, side by side")
     arguments = parser.parse_args()
-    images = sample(arguments.folder, arguments.n, arguments.seed, arguments.threads)
+    how = tuple(arguments.label), arguments.guidance
+    images = sample(arguments.folder, arguments.n, arguments.seed, arguments.threads, *how)
     strip = np.concatenate(list(images.transpose(0, 2, 3, 1)), axis=1)
     write_png(arguments.out, (255 * strip).round().astype(np.uint8))
     print(arguments.out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from accidents import pytest_collection_modifyitems, pytest_terminal_summary
 
 from ihdm.config import Config
 from ihdm.data import ImageSet
+from ihdm.labels import Labels
 
 __all__ = ["pytest_collection_modifyitems", "pytest_terminal_summary"]  # hooks of pytest
 
@@ -58,3 +60,16 @@ def tiny_images() -> ImageSet:
     for image, (top, left) in zip(images, torch.randint(0, 5, (40, 2), generator=generator).tolist()):
         image[0, top : top + 4, left : left + 4] = 220
     return ImageSet("blobs", images[:32], images[32:])
+
+
+@pytest.fixture
+def labelled(tiny_images) -> ImageSet:
+    """The blobs, by whether they are left, in the middle or right."""
+    numbers = [(images[:, 0].argmax(-1).amax(-1) // 2).long() for images in (tiny_images.train, tiny_images.held_out)]
+    counts = torch.bincount(numbers[0], minlength=3).tolist()
+    return replace(
+        tiny_images,
+        labels=Labels(("left", "middle", "right"), tuple(counts)),
+        train_labels=numbers[0],
+        held_out_labels=numbers[1],
+    )

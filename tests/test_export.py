@@ -61,22 +61,24 @@ class Small(nn.Module):
         return 0.2 * torch.tanh(self.mix(u)) * torch.cos(k.to(u.dtype)).view(-1, 1, 1, 1)
 
 
-def built(tiny_config, tiny_images, settings: list[str], network: nn.Module | None = None) -> Model:
+def built(tiny_config, images, settings: list[str], network: nn.Module | None = None) -> Model:
     """An untrained model with weights that do something."""
     torch.manual_seed(0)
-    config = tiny_config.with_settings(settings)
-    model = Model.from_images(ModelConfig.of(config, tiny_images.shape, "blobs"), tiny_images.train)
+    config = ModelConfig.of(tiny_config.with_settings(settings), images.shape, "blobs", images.labels)
+    model = Model.from_images(config, images.train, images.train_labels)
     model.network = network or model.network
     for weight in model.network.parameters():
         nn.init.normal_(weight, std=0.1)
     return model.eval()
 
 
+# The network that models have, as small as it can be.
+UNET = ["network.multipliers=1", "network.attention=none", "process.kind=heat", "process.skip=identity", *PAPER]
+
+
 @pytest.fixture
 def unet(tiny_config, tiny_images) -> Model:
-    """With the network that models have, as small as it can be."""
-    settings = ["network.multipliers=1", "network.attention=none", "process.kind=heat", "process.skip=identity", *PAPER]
-    return built(tiny_config, tiny_images, settings)
+    return built(tiny_config, tiny_images, UNET)
 
 
 def expected(model: Model, noise: SeededNoise) -> list[Tensor]:
@@ -160,6 +162,10 @@ def test_a_folder_for_torch_samples_without_ihdm(unet, tmp_path, capsys, monkeyp
     (tmp_path / "out" / "chain.json").write_text(json.dumps(about | {"export": 2}))
     with pytest.raises(ValueError, match="version 2, this file is for version 1"):
         type(chain)(tmp_path / "out")
+    assert set(about) == {"export", "ihdm", "model", "sampling", "shape", "steps"}
+    for wrong in ({"labels": "3"}, {"guidance": 2.0}):
+        with pytest.raises(ValueError, match="knows no labels, and takes neither"):
+            chain.sample(2, **wrong)
 
 
 def refusal(words: list[str], capsys) -> str:

@@ -271,19 +271,6 @@ def test_images_start_from_training_images_of_their_own_label():
     assert noise(5)[:9].equal(SeededNoise(3, torch.arange(9), (1,))(5))  # all other noise is the same
 
 
-@pytest.fixture
-def labelled(tiny_images) -> ImageSet:
-    """The blobs, by whether they are left, in the middle or right."""
-    numbers = [(images[:, 0].argmax(-1).amax(-1) // 2).long() for images in (tiny_images.train, tiny_images.held_out)]
-    counts = torch.bincount(numbers[0], minlength=3).tolist()
-    return replace(
-        tiny_images,
-        labels=Labels(("left", "middle", "right"), tuple(counts)),
-        train_labels=numbers[0],
-        held_out_labels=numbers[1],
-    )
-
-
 def model_of(config, images: ImageSet) -> Model:
     """Untrained, but with weights that do something."""
     torch.manual_seed(0)
@@ -662,11 +649,3 @@ def test_digits_that_are_asked_for_are_made(tmp_path):
     made = {g: torch.cat(list(model.sample_batches(100, labels=asked, guidance=g))) for g in (0, 1, 2)}
     right = {guidance: float((nearest(found, images) == asked).float().mean()) for guidance, found in made.items()}
     assert right[0] < 0.3 and right[1] > 0.35 and right[2] > 0.6  # measured: 0.11, 0.64 and 0.92; by chance 0.1
-
-
-def test_models_that_know_labels_are_not_exported(model, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    model.save_pretrained("model")
-    with pytest.raises(SystemExit):
-        main(["export", "model", "out", "--format", "torch"])
-    assert "has no place for a label yet" in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,6 +65,20 @@ class Labels:
         return torch.searchsorted(ends, noise.choice(sum(self.counts), LABEL_CHOICE), right=True)
 
 
+class Starts:
+    """Training images by their labels, (N,): from which of them images of a label start. kinds: how many labels."""
+
+    def __init__(self, labels: Tensor, kinds: int):
+        self.counts = torch.bincount(labels, minlength=kinds)
+        self.first, self.order = self.counts.cumsum(0) - self.counts, labels.argsort(stable=True)
+
+    def choice(self, labels: Tensor, n: int | Tensor, chosen: Callable[[int | Tensor], Tensor]) -> Tensor:
+        """One that has the label, for each image; where none has, one of all n. chosen: a number below another."""
+        count, first = self.counts[labels], self.first[labels]
+        own = self.order[(first + chosen(count.clamp_min(1))).clamp_max(len(self.order) - 1)]
+        return torch.where(count > 0, own, chosen(n))
+
+
 @dataclass(frozen=True)
 class LabelledNoise(SeededNoise):
     """Noise of images that, where they start from training images, start from those of their own label.
@@ -76,8 +90,5 @@ class LabelledNoise(SeededNoise):
     starts: Tensor
 
     def choice(self, n: int | Tensor, step: int = PRIOR_CHOICE) -> Tensor:
-        counts = torch.bincount(self.starts, minlength=int(self.labels.max()) + 1)
-        count, first = (each[self.labels] for each in (counts, counts.cumsum(0) - counts))
-        place = (first + super().choice(count.clamp_min(1), step)).clamp_max(len(self.starts) - 1)
-        own = self.starts.argsort(stable=True)[place]
-        return torch.where(count > 0, own, super().choice(n, step))
+        starts, chosen = Starts(self.starts, int(self.labels.max()) + 1), super().choice
+        return starts.choice(self.labels, n, lambda most: chosen(most, step))

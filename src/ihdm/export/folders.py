@@ -56,7 +56,11 @@ def write(model: Model, format: Format, folder: Path) -> dict[str, float]:
 
 
 def described(model: Model) -> dict[str, Any]:
-    """What chain.json says: the shape of an image, and the levels (k, j, i) of each step."""
+    """What chain.json says: the shape of an image, the levels (k, j, i) of each step, and labels, if there are any.
+
+    counts: how many training images have each.
+    """
+    labels = model.config.labels
     return {
         "export": VERSION,
         "ihdm": __version__,
@@ -64,6 +68,7 @@ def described(model: Model) -> dict[str, Any]:
         "sampling": model.process.sampling_words(),
         "shape": list(model.config.shape),
         "steps": [list(levels) for levels in steps(model.process)],
+        **({"labels": labels.names, "counts": labels.counts} if labels else {}),
     }
 
 

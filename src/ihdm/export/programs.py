@@ -1,7 +1,8 @@
 """A model as programs of tensors, which need neither ihdm nor to be told which process they are of.
 
 `start` makes a state of a choice and of noise, `step` takes one step of the chain, `network` is the network alone. A
-state is what the process carries along a chain; with each comes the image that it shows, in [0, 1].
+state is what the process carries along a chain; with each comes the image that it shows, in [0, 1]. All three are told
+the labels of a model that knows some, and `step` how much they count.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import itertools
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +19,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
 
 from ihdm.errors import IhdmError
+from ihdm.labels import Starts
 from ihdm.model import Model
+from ihdm.networks.guidance import guided_in_programs
 from ihdm.processes import Process
 from ihdm.sampler import reverse_step
 
@@ -57,8 +62,10 @@ class Program:
                 f"the {self.name} of this model cannot be exported: it must be arithmetic of tensors that asks for "
                 f"none of their values, and for no length but u.shape[0]; torch.export says: {first_line(error)}"
             ) from error
-        for node in program.graph.nodes:  # the rest is source lines and paths of this machine
-            node.meta = {"val": node.meta["val"]} if "val" in node.meta else {}
+        graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, GraphModule)]
+        for node in itertools.chain(*(graph.nodes for graph in graphs)):
+            kept = {"val": node.meta["val"]} if "val" in node.meta else {}
+            node.meta = kept  # the rest is source lines and paths of this machine
         program.example_inputs = None  # which would be pickled
         return program
 
@@ -78,17 +85,23 @@ class Program:
 def programs(model: Model) -> dict[str, Program]:
     """The programs of a model, by name, in float32 on the CPU."""
     model = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
-    shape, chain = model.config.shape, steps(model.process)
-    start, step = _Start(model.process), _Step(model.process, model.network)
+    shape, chain, labels = model.config.shape, steps(model.process), model.config.labels
+    of_label = None if model.start_labels is None else Starts(model.start_labels, len(labels) + 1)
+    start, step = _Start(model.process, of_label), _Step(model.process, model.network, labels.none)
+
+    def told(n: int) -> dict[str, Tensor]:
+        """The number for none among them."""
+        return {"label": (labels.none - torch.arange(n)) % (labels.none + 1)} if labels else {}
 
     def drawn(n: int) -> dict[str, Tensor]:
         chance = torch.Generator().manual_seed(n)
         choice = torch.randint(2**62, (n,), generator=chance)
-        return {"choice": choice, "eps": torch.randn(n, *shape, generator=chance)}
+        return {"choice": choice, "eps": torch.randn(n, *shape, generator=chance), **told(n)}
 
     def first(n: int) -> dict[str, Tensor]:
         levels = dict(zip("kji", torch.tensor(chain[0])))
-        return {"state": start(**drawn(n))[0], **levels, "eps": drawn(n + 1)["eps"][:n]}
+        guidance = {"guidance": torch.tensor(1.0 if n == 1 else 1.5)} if labels else {}  # programs know 1 from others
+        return {"state": start(**drawn(n))[0], **levels, "eps": drawn(n + 1)["eps"][:n], **told(n), **guidance}
 
     def second(n: int) -> dict[str, Tensor]:
         """If there is one: only then may the step before have a say."""
@@ -97,7 +110,7 @@ def programs(model: Model) -> dict[str, Program]:
         )
 
     def alone(n: int) -> dict[str, Tensor]:
-        return {"u": start(**drawn(n))[1], "k": torch.full((n,), chain[0][0])}
+        return {"u": start(**drawn(n))[1], "k": torch.full((n,), chain[0][0]), **told(n)}
 
     found = [
         Program("start", start, drawn, ("state", "image")),
@@ -123,31 +136,55 @@ class _Given:
     def __call__(self, k: Tensor | int) -> Tensor:
         return self.eps
 
-    def choice(self, n: int) -> Tensor:
+    def choice(self, n: int | Tensor) -> Tensor:
         return self.chosen % n
+
+
+@dataclass(frozen=True)
+class _GivenOfLabel(_Given):
+    """The same of images with labels, which start from images of their own."""
+
+    labels: Tensor
+    starts: Starts
+
+    def choice(self, n: int | Tensor) -> Tensor:
+        return self.starts.choice(self.labels, n, super().choice)
 
 
 class _Start(nn.Module):
     """What goes along a chain that starts in u_K."""
 
-    def __init__(self, process: Process):
+    def __init__(self, process: Process, starts: Starts | None):
         super().__init__()
-        self.process = process
+        self.process, self.starts = process, starts
 
-    def forward(self, choice: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
-        u_K = self.process.start(_Given(choice, eps))  # type: ignore[arg-type]
+    def forward(self, choice: Tensor, eps: Tensor, label: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        noise = _Given(choice, eps)
+        if label is not None and self.starts is not None:
+            noise = _GivenOfLabel(choice, eps, label, self.starts)
+        u_K = self.process.start(noise)  # type: ignore[arg-type]
         return self.process.begin(u_K), u_K.clamp(0, 1)
 
 
 class _Step(nn.Module):
-    """What goes on from it (Alg. 2)."""
+    """What goes on from it (Alg. 2). none: the number for no label."""
 
-    def __init__(self, process: Process, network: nn.Module):
+    def __init__(self, process: Process, network: nn.Module, none: int):
         super().__init__()
-        self.process, self.network = process, network
+        self.process, self.network, self.none = process, network, none
 
-    def forward(self, state: Tensor, k: Tensor, j: Tensor, i: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
-        state = reverse_step(self.process, self.network, lambda _: eps)(state, k, j, i, None)
+    def forward(
+        self,
+        state: Tensor,
+        k: Tensor,
+        j: Tensor,
+        i: Tensor,
+        eps: Tensor,
+        label: Tensor | None = None,
+        guidance: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        network = self.network if guidance is None else guided_in_programs(self.network, guidance, self.none)
+        state = reverse_step(self.process, network, lambda _: eps)(state, k, j, i, label)
         return state, self.process.shown(state).clamp(0, 1)
 
 

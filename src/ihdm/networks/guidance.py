@@ -25,3 +25,24 @@ def guided(network: Any, guidance: float, none: int) -> Callable[..., Tensor]:
         return untold if guidance == 0 else untold + guidance * (network(u, k, condition) - untold)
 
     return answer
+
+
+def guided_in_programs(network: Any, guidance: Tensor, none: int) -> Callable[..., Tensor]:
+    """The same, for programs that take the guidance as an input: a tensor without dimensions.
+
+    A program that torch.export traces calls the network once if the guidance is 1, and otherwise twice.
+    """
+    if not torch.compiler.is_compiling():
+        return guided(network, float(guidance), none)
+
+    def answer(u: Tensor, k: Tensor, condition: Tensor) -> Tensor:
+        told = network(u, k, condition)
+        untold = torch.cond(
+            guidance == 1,
+            lambda told, u, k, condition: torch.zeros_like(told),
+            lambda told, u, k, condition: network(u, k, torch.full_like(condition, none)).view_as(told),
+            (told, u, k, condition),
+        )
+        return untold + guidance * (told - untold)
+
+    return answer

@@ -214,7 +214,7 @@ class UNet(nn.Module):
         self, k: Tensor, label: Tensor | None, layers: Sequence[nn.Module]
     ) -> list[tuple[Tensor, Tensor | None]]:
         """For each block what its level adds to each channel, in one product for all, and a seed for its dropout."""
-        known = None if self.embed_label is None else self.embed_label(label, len(k))
+        known = None if self.embed_label is None else self.embed_label(label, k.shape[0])
         blocks = [layer for layer in layers if isinstance(layer, Block)]
         weight = torch.cat([block.level.weight for block in blocks])
         level_bias = torch.cat([block.level.bias for block in blocks], -1)

@@ -50,8 +50,6 @@ def export(
     from ihdm.processes import FromImages
 
     loaded = Model.from_pretrained(model).sampled(**sampling.changes())
-    if loaded.config.labels:
-        raise UsageError("models that know labels cannot be exported: a program has no place for a label yet")
     with replaced_folder(out) as folder:
         written = folders.write(loaded, format, folder)
     for name, difference in written.items():

@@ -2,12 +2,15 @@
 
 images = Chain.from_pretrained("folder").sample(16, torch.Generator().manual_seed(0))  # (16, C, H, W) in [0, 1]
 
+and of a model that knows labels (chain.json names them) sample(16, labels="cat", guidance=1.5).
 torch.export.load would run what a stranger has hidden in such files: load only those of people whom you trust.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from torch.export.passes import move_to_device_pass
 
 VERSION = 1  # of chain.json
 Chance = torch.Generator | list[torch.Generator] | None  # one for all images, or one for each, which then stands alone
+Given = str | int | list[str | int] | Tensor | None  # a label for all images, or one for each, by its name or number
 
 
 class Chain(nn.Module):
@@ -29,6 +33,7 @@ class Chain(nn.Module):
         if about["export"] != VERSION:
             raise ValueError(f"{folder} is an export of version {about['export']}, this file is for version {VERSION}")
         self.shape, self.steps = about["shape"], about["steps"]
+        self.labels, self._counts = about.get("labels", []), about.get("counts", [])
         self._programs = [torch.export.load(Path(folder) / name) for name in ("start.pt2", "step.pt2")]
         self.to("cpu")
 
@@ -44,20 +49,54 @@ class Chain(nn.Module):
         return self
 
     @torch.no_grad()
-    def grow(self, n: int, chance: Chance = None) -> Iterator[Tensor]:
-        """n images in [0, 1] after each step, from blank to sharp."""
+    def grow(self, n: int, chance: Chance = None, labels: Given = None, guidance: float = 1.0) -> Iterator[Tensor]:
+        """n images in [0, 1] after each step, from blank to sharp.
+
+        labels: unless given, as often as in the training set; the number after the last is for none. guidance: how much
+        they count: 1 as in training, more: clearer and less varied, 0: not at all. But for 1 it takes twice as long.
+        """
         if isinstance(chance, list) and len(chance) != n:
             raise ValueError(f"{len(chance)} generators are given for {n} images")
-        state, _ = self._start(self._drawn(n, chance, self._choice), self._drawn(n, chance, self._normal))
+        told = self._told(n, chance, labels, guidance)
+        state, _ = self._start(self._drawn(n, chance, self._choice), self._drawn(n, chance, self._normal), *told[:1])
         for levels in self.steps:
             k, j, i = torch.tensor(levels, device=self.device)
-            state, images = self._step(state, k, j, i, self._drawn(n, chance, self._normal))
+            state, images = self._step(state, k, j, i, self._drawn(n, chance, self._normal), *told)
             yield images
 
-    def sample(self, n: int, chance: Chance = None) -> Tensor:
-        """n images (n, C, H, W) in [0, 1]."""
-        *_, images = self.grow(n, chance)
+    def sample(self, n: int, chance: Chance = None, labels: Given = None, guidance: float = 1.0) -> Tensor:
+        """n images (n, C, H, W) in [0, 1]; labels and guidance as in `grow`."""
+        *_, images = self.grow(n, chance, labels, guidance)
         return images
+
+    def _told(self, n: int, chance: Chance, labels: Given, guidance: float) -> list[Tensor]:
+        """What else the programs take, if the model knows labels: that of each image, and the guidance."""
+        if not 0 <= guidance < math.inf:
+            raise ValueError(
+                f"guidance is a number from 0 (no label) over 1 (the label's own answer) up, not {guidance}"
+            )
+        if not self.labels:
+            if labels is not None or guidance != 1:
+                raise ValueError("the model knows no labels, and takes neither labels nor guidance")
+            return []
+        told = self._drawn(n, chance, self._any)  # in any case, so that all else is the same with and without labels
+        if labels is not None:
+            given = labels.tolist() if isinstance(labels, Tensor) else labels
+            given = given if isinstance(given, list | tuple) else [given] * n
+            if len(given) != n:
+                raise ValueError(f"labels are one for all images or one for each of {n}, not {len(given)}")
+            told = torch.tensor([self._number(label) for label in given], device=self.device)
+        return [told, torch.tensor(float(guidance), device=self.device)]
+
+    def _number(self, label: str | int) -> int:
+        """Of a label that is given by its name or, if no name is a number, by its number."""
+        if str(label) in self.labels:
+            return self.labels.index(str(label))
+        if isinstance(label, int) and 0 <= label <= len(self.labels):
+            return label
+        near = difflib.get_close_matches(str(label), self.labels, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(self.labels)}"
+        raise ValueError(f"unknown label {str(label)!r}; {hint}")
 
     def _drawn(self, n: int, chance: Chance, draw: Any) -> Tensor:
         """By one generator for all images, or by each image's own."""
@@ -70,3 +109,8 @@ class Chain(nn.Module):
 
     def _normal(self, n: int, chance: torch.Generator | None) -> Tensor:
         return torch.randn(n, *self.shape, generator=chance, device=chance.device if chance else None)
+
+    def _any(self, n: int, chance: torch.Generator | None) -> Tensor:
+        ends = torch.tensor(self._counts).cumsum(0)
+        place = torch.randint(int(ends[-1]), (n,), generator=chance, device=chance.device if chance else None)
+        return torch.searchsorted(ends.to(place.device), place, right=True)

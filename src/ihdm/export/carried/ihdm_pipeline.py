@@ -2,6 +2,8 @@
 
 pipeline = DiffusionPipeline.from_pretrained("folder", trust_remote_code=True)
 images = pipeline(16, generator=torch.Generator().manual_seed(0)).images
+
+and of a model that knows labels (chain/chain.json names them) pipeline(16, labels="cat", guidance=1.5).
 """
 
 from __future__ import annotations
@@ -19,15 +21,22 @@ class IhdmPipeline(DiffusionPipeline):
         self.register_modules(chain=chain)
 
     def __call__(
-        self, batch_size: int = 1, generator: Any = None, output_type: str = "pil", return_dict: bool = True
+        self,
+        batch_size: int = 1,
+        generator: Any = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        labels: Any = None,
+        guidance: float = 1.0,
     ) -> Any:
         """batch_size images. generator: one for all of them, or a list, one for each.
 
         output_type: "pil", "np" for an array (images, height, width, channels), or "pt" for a tensor
-        (images, channels, height, width), both in [0, 1].
+        (images, channels, height, width), both in [0, 1]. labels: a name or number for all images, or a list, one for
+        each; unless given, as often as in the training set. guidance: how much they count, 1 as in training.
         """
         with self.progress_bar(total=len(self.chain.steps)) as bar:
-            for grown in self.chain.grow(batch_size, generator):
+            for grown in self.chain.grow(batch_size, generator, labels, guidance):
                 images = grown
                 bar.update()
         if output_type != "pt":

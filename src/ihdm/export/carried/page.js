@@ -37,17 +37,39 @@ export function choices(chances) {
   return BigInt64Array.from(chances, (next) => BigInt(Math.floor(next() * 2 ** 31)));
 }
 
-/** Go along the chain, and show the images after each step. */
-async function grow({ ort, about, start, step }, seed, show) {
+/** A label for each image, by its number, as often as in the training set. */
+export function labels(chances, counts) {
+  const total = counts.reduce((a, b) => a + b);
+  return BigInt64Array.from(chances, (next) => {
+    let place = Math.floor(next() * total), number = 0;
+    while (place >= counts[number]) place -= counts[number++];
+    return BigInt(number);
+  });
+}
+
+/** What programs take beside, if the model knows labels: that of each image, which is the one wanted, and the guidance. */
+function told({ ort, about }, chances, { label, guidance }) {
+  if (!about.labels) return [() => ({}), () => ({})];
+  const numbers = labels(chances, about.counts); // in any case, so that all else is the same with and without labels
+  if (label !== null) numbers.fill(BigInt(label));
+  const atStart = () => ({ label: new ort.Tensor("int64", numbers.slice(), [IMAGES]) }); // new ones: a run uses them up
+  return [atStart, () => ({ ...atStart(), guidance: new ort.Tensor("float32", Float32Array.of(guidance), []) })];
+}
+
+/** Go along the chain, and show the images after each step. wanted: a label's number, or null, and the guidance. */
+async function grow(model, seed, wanted, show) {
+  const { ort, about, start, step } = model;
   const chances = Array.from({ length: IMAGES }, (_, image) => chance(seed, image));
   const size = about.shape.reduce((a, b) => a * b);
   const level = (k) => new ort.Tensor("int64", BigInt64Array.of(BigInt(k)), []);
   const noise = () => new ort.Tensor("float32", normal(chances, size), [IMAGES, ...about.shape]);
+  const [atStart, inSteps] = told(model, chances, wanted);
   const choice = new ort.Tensor("int64", choices(chances), [IMAGES]);
-  let { state, image } = await start.run({ choice, eps: noise() });
+  let { state, image } = await start.run({ choice, eps: noise(), ...atStart() });
   await show(image.data, 0);
   for (const [done, [k, j, i]] of about.steps.entries()) {
-    ({ next: state, image } = await step.run({ state, k: level(k), j: level(j), i: level(i), eps: noise() }));
+    const levels = { k: level(k), j: level(j), i: level(i) };
+    ({ next: state, image } = await step.run({ state, ...levels, eps: noise(), ...inSteps() }));
     await show(image.data, done + 1);
   }
 }
@@ -88,19 +110,36 @@ function say(words) {
   part("#status").textContent = words;
 }
 
+/** A button for each label, and one for any; each grows images at once. Without labels there is none. */
+function offer(names) {
+  part("fieldset").hidden = part("#guidance").parentElement.hidden = !names.length;
+  const buttons = (names.length ? ["any", ...names] : []).map((name, place) => {
+    const button = document.createElement("button");
+    Object.assign(button, { type: "button", textContent: name, value: place - 1, ariaPressed: place === 0 });
+    button.addEventListener("click", () => {
+      buttons.forEach((other) => (other.ariaPressed = other === button));
+      part("form").requestSubmit();
+    });
+    return button;
+  });
+  part("fieldset").append(...buttons);
+  const pressed = () => Number(buttons.find((button) => button.ariaPressed === "true")?.value ?? -1);
+  return () => ({ label: pressed() < 0 ? null : pressed(), guidance: part("#guidance").valueAsNumber });
+}
+
 async function main() {
-  const model = await load(), total = model.about.steps.length, button = part("button");
+  const model = await load(), total = model.about.steps.length, wanted = offer(model.about.labels ?? []);
   part("#about").textContent = `By ${model.about.model}, ${model.about.sampling}. ${part("#about").textContent}`;
   const work = async () => {
     const began = performance.now();
-    button.disabled = true;
-    await grow(model, part("#seed").valueAsNumber, async (values, done) => {
+    part("#grow").disabled = part("fieldset").disabled = true;
+    await grow(model, part("#seed").valueAsNumber, wanted(), async (values, done) => {
       draw(values, model.about.shape);
       say(`step ${done} of ${total}`);
       await new Promise(requestAnimationFrame); // so that it is seen
     });
     say(`${IMAGES} images in ${((performance.now() - began) / 1000).toFixed(1)} s. Another seed gives others.`);
-    button.disabled = false;
+    part("#grow").disabled = part("fieldset").disabled = false;
   };
   part("form").addEventListener("submit", (event) => {
     event.preventDefault();
