@@ -8,6 +8,7 @@ import json
 import math
 import zipfile
 from dataclasses import fields, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -470,6 +471,54 @@ def test_samples_are_measured_with_labels_drawn_as_in_sampling(model, labelled):
     torch.testing.assert_close(torch.tensor(found).double(), expected)
 
 
+def npz(images: ImageSet, names: list[str]) -> None:
+    """A file of them, with the names of their labels."""
+    train, held_out = (np.array(names)[numbers] for numbers in (images.train_labels, images.held_out_labels))
+    arrays = {"train": images.train[:, 0].numpy(), "test": images.held_out[:, 0].numpy()}
+    np.savez("images.npz", **arrays, train_labels=train, test_labels=held_out)
+
+
+EVALUATE = ["evaluate", "model", "--data", "images.npz", "--metrics", "spectrum", "--n", "6", "--device", "cpu"]
+
+
+def test_samples_of_a_label_are_measured_against_images_of_it(folder, model, labelled, capsys):
+    npz(labelled, ["left", "middle", "right"])
+    found, count = {}, int((labelled.train_labels == 2).sum())
+    for label, guidance in ((None, 1.0), ("right", 1.0), ("right", 2.5), (None, 2.5)):
+        words = [*EVALUATE, "--seed", "2", "--guidance", str(guidance), "--json", "e.json"]
+        main([*words, *(["--label", label] if label else [])])
+        said, tree = capsys.readouterr().out, json.loads(Path("e.json").read_text())
+        assert (tree["label"], tree["guidance"]) == (label, guidance)
+        told = f"label right, guidance {guidance:g}" if label else f"labels as in training, guidance {guidance:g}"
+        assert f"{told}: 6 samples" in said
+        against = f"images.npz (right) train ({count} images)" if label else "images.npz train (32 images)"
+        assert against in said and tree["reference"] == against
+        made = torch.cat(list(model.sample_batches(6, seed=2, labels=label, guidance=guidance)))
+        known = labelled.train[labelled.train_labels == 2] if label else labelled.train
+        rings = Rings(GridLaplacian((8, 8)))
+        for name, images in (("samples", made), ("data", known)):
+            expected = rings.power([to_unit(images)])
+            torch.testing.assert_close(torch.tensor(tree["spectra"][name]).double(), expected)
+        found[label, guidance] = tree["spectral_distance"]
+    assert len(set(found.values())) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--label", "rigth"], "unknown label 'rigth'; did you mean 'right'?"),
+        (["--guidance", "-1"], "guidance is a number from 0"),
+        (["--label", "right"], "no image of images.npz has the label 'right'; there are 3: back, left, middle"),
+    ],
+)
+def test_measuring_refuses_what_is_no_label(folder, labelled, words, message, capsys, monkeypatch):
+    npz(labelled, ["left", "middle", "back"])
+    monkeypatch.setattr(Model, "sample_batches", None)
+    with pytest.raises(SystemExit) as stopped:
+        main([*EVALUATE, *words])
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
 def test_a_model_starts_from_images_of_the_label_and_so_does_a_saved_one(model, labelled, tmp_path):
     numbers, told = torch.arange(60), torch.arange(60) % 3
     chosen = model.noise(numbers, 1, told).choice(32)
@@ -601,6 +650,9 @@ def test_the_command_line_refuses_labels_of_a_model_without(tiny_config, tiny_im
     for words, message in ((["--label", "left"], "knows no labels"), (["--guidance", "2"], "nothing to guide it to")):
         with pytest.raises(SystemExit) as stopped:
             main(["sample", "plain", *words])
+        assert stopped.value.code == 2 and message in capsys.readouterr().err
+        with pytest.raises(SystemExit) as stopped:
+            main(["evaluate", "plain", "--data", "digits", "--metrics", "spectrum", *words])
         assert stopped.value.code == 2 and message in capsys.readouterr().err
 
 

@@ -61,6 +61,14 @@ class ImageSet:
         _, channels, height, width = self.train.shape
         return channels, height, width
 
+    def of(self, label: str) -> ImageSet:
+        """Those of a label, of a set that is in memory."""
+        if label not in self.labels.names or self.train_labels is None or self.held_out_labels is None:
+            raise UsageError(f"no image of {self.name} has the label {label!r}; there are {self.labels.words}")
+        number = self.labels.names.index(label)
+        train, held_out = self.train_labels == number, self.held_out_labels == number
+        return ImageSet(f"{self.name} ({label})", self.train[:][train], self.held_out[held_out])
+
     def fingerprint(self) -> str:
         """A short text that changes with the training images: their number, shape, and a thousand of them."""
         digest = hashlib.blake2b(repr(tuple(self.train.shape)).encode(), digest_size=8)

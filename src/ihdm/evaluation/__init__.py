@@ -12,9 +12,12 @@ from ihdm.evaluation.quality import METRICS, Quality, evaluate
 from ihdm.model import Model
 
 
-def images_for(model: Model, source: str, resize: bool = False) -> ImageSet:
-    """The images of a source, which must have the shape of the model's own, or are brought to it."""
-    config, shape = DataConfig(source=source), model.config.shape
+def images_for(model: Model, source: str, resize: bool = False, label: str | None = None) -> ImageSet:
+    """The images of a source, which must have the shape of the model's own, or are brought to it.
+
+    label: of those that are wanted; None: all of them.
+    """
+    config, shape = DataConfig(source=source, labels=label is not None), model.config.shape
     if resize:
         config = replace(config, size=shape[1:], channels=shape[0])
     else:
@@ -24,7 +27,8 @@ def images_for(model: Model, source: str, resize: bool = False) -> ImageSet:
                     f"the model makes images of {_words(shape)}, and those of {source} are {_words(found)} "
                     f"(channels x height x width); with --resize they are brought to the model's"
                 )
-    return load_images(config, held_out_most=None)
+    images = load_images(config, held_out_most=None)
+    return images if label is None else images.of(label)
 
 
 def _words(shape: tuple[int, ...]) -> str:

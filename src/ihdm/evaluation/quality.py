@@ -171,7 +171,8 @@ def evaluate(
 ) -> Quality | None:
     """Measure n samples against the images of a split; None in processes other than the main one.
 
-    inception: on the device that it is to use; None if no metric needs it. sampling: how to sample (`Model`).
+    inception: on the device that it is to use; None if no metric needs it. sampling: how to sample (`Model.sample`),
+    with labels and guidance.
     """
     n = min(n, COMPARED) if set(metrics) == {"neighbours"} else n
     workers, device = workers or Workers(), exact_device(model.device)

@@ -34,6 +34,8 @@ def evaluate(
     inception: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     allow_few: bool = False,
     resize: bool = False,
+    label: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None,
+    guidance: float = 1.0,
     json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     figures: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
     sampling: Annotated[HowToSample, OmitArgPrefixes] = AS_THE_MODEL_HAS_IT,
@@ -54,11 +56,16 @@ def evaluate(
         inception: the Inception network of 2015-12-05; default: found, or downloaded once (docs/evaluation.md)
         allow_few: measure FID from fewer than 2,048 images all the same, though it is then far too high
         resize: bring the images to the model's size and channels, as in training with data.size and data.channels
+        label: measure samples of one label, against the images that have it; default: of all, as often as in the
+            training set, against all images
+        guidance: how much the label counts: 1 as in training, more: clearer and less varied, 0: the network is not told
         json: a file for all numbers
         figures: a folder for pictures of neighbours, distances and spectra
     """
     check_count(n)
     check_outputs(json, figures)
+    import torch
+
     from ihdm import evaluation, plots, workers
     from ihdm.engine import choose_device, keep_freed_memory, placed
     from ihdm.evaluation.quality import check_images, check_metrics, needs_inception
@@ -72,7 +79,9 @@ def evaluate(
     place = choose_device(computing.device)
     file = find_inception(inception) if needs_inception(metrics) else None
     loaded = Model.from_pretrained(model).sampled(**sampling.changes())
-    images = evaluation.images_for(loaded, data, resize)
+    loaded.check_guidance(guidance)
+    loaded.told(torch.arange(1), seed, label)  # refuses what it does not know
+    images = evaluation.images_for(loaded, data, resize, label)
     check_images(metrics, n, images, split, allow_few)
     with workers.together() as team:
         own = team.device(place)
@@ -88,14 +97,20 @@ def evaluate(
             workers=team,
             figures=figures,
             execution=execution(computing, place, loaded.config.shape),
+            labels=label,
+            guidance=guidance,
         )
         if found is None:
             return
-    words = loaded.process.sampling_words()
-    print(f"{model}, {words}: {found.table()}")
+    words, told = (
+        loaded.process.sampling_words(),
+        {"label": label, "guidance": guidance} if loaded.config.labels else {},
+    )
+    asked = f", {f'label {label}' if label else 'labels as in training'}, guidance {guidance:g}" if told else ""
+    print(f"{model}, {words}{asked}: {found.table()}")
     for caution in found.cautions:
         print(caution, file=sys.stderr)
     if json:
-        write_json(json, {"model": model, "sampling": words} | found.tree())
+        write_json(json, {"model": model, "sampling": words} | told | found.tree())
     for path in filter(None, (json, figures)):
         print(path)
