@@ -98,6 +98,8 @@ COMPUTING = {"batch-size": "number", "device": "text", "precision": "text"}
 for verb in ("sample", "restore", "evaluate"):
     OPTIONS[verb] |= SAMPLING | COMPUTING
 OPTIONS["export"] |= SAMPLING
+for verb in ("sample", "evaluate"):
+    OPTIONS[verb] |= {"label": "text", "guidance": "number"}
 OPTIONS["likelihood"] |= COMPUTING | {"levels": "number", "delta-ratio": "number", "resize": "flag"}
 
 

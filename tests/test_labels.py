@@ -569,6 +569,25 @@ def test_a_model_folder_names_its_labels(model, tmp_path, capsys):
         Model.from_pretrained(tmp_path)
 
 
+def test_info_counts_the_parameters_of_labels_where_it_knows_how_many(capsys, tmp_path, monkeypatch):
+    def parameters(*words: str) -> tuple[int, str]:
+        main(["info", "digits", *words])
+        text = capsys.readouterr().out
+        return int(text.split(" parameters (")[0].split()[-1].replace(",", "")), text
+
+    plain, said = parameters()
+    assert "labels" not in said
+    width = 4 * load_config("digits").network.channels
+    for source, count in (("digits", 10), (str(tmp_path), 3)):
+        write_files(tmp_path, zoo())
+        knowing, said = parameters("--data", source, "--set", "data.labels=true")
+        assert knowing - plain == (count + 1) * width and f"{count}: {'0' if count == 10 else 'ant'}, " in said
+    monkeypatch.delenv("IHDM_DATA", raising=False)
+    monkeypatch.setattr("ihdm.data.open_source", None)  # nothing is downloaded to find out
+    main(["info", "mnist", "--set", "data.labels=true"])
+    assert "parameters for each come on top" in capsys.readouterr().out
+
+
 def test_labels_are_named_few_of_many():
     assert Labels(tuple(map(str, range(30))), (1,) * 30).words.startswith("30: 0, 1, 2")
     assert Labels(tuple(map(str, range(30))), (1,) * 30).words.endswith("19, ...")

@@ -9,7 +9,7 @@ import torch
 
 from ihdm import memory
 from ihdm.config import Config
-from ihdm.data import image_shape
+from ihdm.data import image_shape, labels_of
 from ihdm.disk import size_words
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
@@ -24,14 +24,18 @@ SAMPLE_BATCH = 16
 def preset(config: Config) -> dict[str, str]:
     """What training with a configuration would make."""
     shape = image_shape(config.data)
-    described = ModelConfig.of(config, shape)
+    labels = labels_of(config.data)
+    described = ModelConfig.of(config, shape, labels=labels)
     trainer = config.trainer
     part = -(-trainer.batch_size // trainer.accumulate)
     build = partial(build_network, described, config.engine.checkpoint)
     words = _memory_words(lambda precision: memory.to_train(build, shape, part, precision))
     data = config.data
     sampling = ", ".join(f"{name} {value}" for name, value in as_tree(config.sampling).items())
-    return _rows(described) | {
+    rows = _rows(described)
+    if labels is None:
+        rows["labels"] = "as many as the images have, which are not on this machine: parameters for each come on top"
+    return rows | {
         "sampling": sampling,
         "to train": f"about {words}, with {part} images at a time",
         "data": f"{data.source}{', mirrored at random' * data.flip}{', with labels' * data.labels}",
@@ -46,7 +50,6 @@ def model(name: str) -> dict[str, str]:
     rows = _rows(config) | {"trained": f"{config.steps:,} steps on {config.data}"}
     if config.origin:
         rows["trained"] = f"{config.steps:,} steps with the authors' code; converted from {config.origin}"
-    rows |= {"labels": config.labels.words} if config.labels else {}
     rows |= {"sampling": loaded.process.sampling_words()} | loaded.process.facts()
     enough = coarse.words(loaded.process) if loaded.process.predicts_alone(config.process) else ""
     return rows | ({"grids that suffice": f"{enough} (network.pyramid)"} if enough else {})
@@ -61,6 +64,7 @@ def _rows(config: ModelConfig) -> dict[str, str]:
     return {
         "images": f"{channels} x {' x '.join(map(str, grid))} (channels x height x width)",
         "network": f"{parameters:,} parameters ({size_words(4 * parameters)}); {_network_words(config)}",
+        **({"labels": config.labels.words} if config.labels else {}),
         "process": PROCESSES.of(config.process).summary(config.process, config.sampling, config.shape),
         "to sample": f"about {words}, with {SAMPLE_BATCH} images at a time",
     }

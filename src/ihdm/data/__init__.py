@@ -26,7 +26,7 @@ from ihdm.data.images import (
 from ihdm.data.labels import numbered
 from ihdm.data.lazy import Images, LazyImages
 from ihdm.data.shards import FoundPictures, Shards, open_shards, reads
-from ihdm.data.sources import Splits, open_source
+from ihdm.data.sources import Splits, locate, open_source
 from ihdm.data.stream import Beginnings, Stream
 from ihdm.engine import host_bytes
 from ihdm.errors import IhdmError, UsageError
@@ -161,6 +161,16 @@ def image_shape(config: DataConfig, split: str = "train") -> tuple[int, int, int
     return picture_shape(pictures, config.size, config.channels)
 
 
+def labels_of(config: DataConfig) -> Labels | None:
+    """The labels of the images that `load_images` would give; None if they are on the hub, which is not asked."""
+    if not config.labels:
+        return Labels()
+    if config.source != "digits" and not isinstance(locate(_given(config.source)), Path):
+        return None
+    splits = _opened(config.source)
+    return numbered(config.source, *_split(splits["train"], splits.get("test"), config.holdout))[0]
+
+
 def evenly_spaced(n: int, most: int) -> Tensor:
     """At most `most` of the numbers 0..n-1, evenly spaced, so that sets sorted by class are covered evenly."""
     count = min(n, most)
@@ -218,4 +228,4 @@ def _split(train: Pictures, test: Pictures | None, holdout: float) -> tuple[Pict
     return Subset(train, kept), Subset(train, held_out)
 
 
-__all__ = ["ImageSet", "Images", "evenly_spaced", "image_shape", "load_images", "spread", "unit_batches"]
+__all__ = ["ImageSet", "Images", "evenly_spaced", "image_shape", "labels_of", "load_images", "spread", "unit_batches"]
