@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import ihdm
 from ihdm.cli import main
-from ihdm.verbs import doctor
+from ihdm.extras import EXTRAS, install
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -65,7 +67,24 @@ def test_it_says_what_is_here(asked, monkeypatch, tmp_path, capsys):
 
 
 def test_every_extra_has_a_purpose():
-    assert set(doctor.EXTRAS) == set(PROJECT["optional-dependencies"]) - FOR_DEVELOPERS
+    assert set(EXTRAS) == set(PROJECT["optional-dependencies"]) - FOR_DEVELOPERS
+
+
+def test_errors_give_the_line_that_the_doctor_gives(monkeypatch, capsys):
+    """It stands in one place; only the Inception network comes with a package that is no extra."""
+    sources = {path.name: path.read_text(encoding="utf-8") for path in Path(ihdm.__file__).parent.rglob("*.py")}
+    typed = {name for name, text in sources.items() if "pip install" in text.replace("pip install --no-deps", "")}
+    assert typed == {"extras.py", "doctor.py"}  # which keeps it on one line
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "gradio" else find(name, *more)
+    )
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    wanted = {"app": ["app"], "hf": ["info", "digits", "--data", "hf:someone/something"]}
+    for extra, words in wanted.items():
+        with pytest.raises(SystemExit):
+            main(words)
+        assert install(extra) in capsys.readouterr().err
 
 
 def test_what_is_missing_or_too_old_comes_with_the_line_that_installs_it(asked, monkeypatch, capsys):

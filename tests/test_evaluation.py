@@ -480,7 +480,7 @@ def test_missing_extras_are_named(files, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(SystemExit):
         main(["likelihood", "model", "--data", "images.npz", "--figures", "out"])
-    assert "pip install matplotlib" in capsys.readouterr().err
+    assert "needs matplotlib: pip install 'ihdm[plots]'" in capsys.readouterr().err
 
 
 TWO = """

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ihdm.errors import IhdmError
+from ihdm.extras import needs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,7 @@ def check_available() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise IhdmError("figures are drawn with matplotlib, which is not installed: pip install matplotlib") from error
+        raise IhdmError(needs("a picture of curves", "plots", "matplotlib")) from error
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from ihdm.errors import IhdmError
+from ihdm.extras import needs
 
 PROJECT = "ihdm"
 
@@ -101,7 +102,7 @@ def installed(kind: str) -> bool:
 def check(kind: str) -> None:
     """Refuse a tracker that is not installed, before any work."""
     if kind in KINDS and not installed(kind):
-        raise IhdmError(f"trainer.tracker={kind} needs a package that is not here: pip install 'ihdm[{kind}]'")
+        raise IhdmError(needs(f"trainer.tracker={kind}", kind, kind))
 
 
 def started(kind: str, run: Path, step: int, settings: Mapping[str, Any]) -> Tracker | None:

@@ -24,6 +24,7 @@ from ihdm.data.images import NAMED_MOST, SUFFIXES, Array, Files, Pictures, Rows,
 from ihdm.data.listing import files_below
 from ihdm.disk import expanded, real
 from ihdm.errors import IhdmError, UsageError, unknown
+from ihdm.extras import needs
 from ihdm.progress import progress_bar
 
 Splits = Mapping[str, Pictures]  # "train", and "test" where there is one
@@ -325,7 +326,7 @@ def hub_splits(source: str, name: str, **options: Any) -> dict[str, tuple[Any, s
     try:
         import datasets
     except ImportError as error:
-        problem = f"{name} is on the Hugging Face hub; to download it, pip install datasets"
+        problem = needs(f"{name} on the Hugging Face hub", "hf", "datasets")
         raise UsageError(_not_here(source, problem)) from error
     try:
         loaded = datasets.load_dataset(name, **options)

@@ -13,6 +13,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from ihdm.config import Device, Precision, shipped
 from ihdm.disk import expanded, real
 from ihdm.errors import IhdmError
+from ihdm.extras import needs
 
 
 def app(
@@ -37,7 +38,7 @@ def app(
         allow_host: another name by which browsers may reach the page, as behind a proxy
     """
     if importlib.util.find_spec("gradio") is None:
-        raise IhdmError("the page needs gradio: pip install gradio")
+        raise IhdmError(needs("the page", "app", "gradio"))
     from ihdm.app.door import Addresses
     from ihdm.app.page import free_port, serve
     from ihdm.app.studio import Studio

@@ -17,6 +17,7 @@ from ihdm import __version__
 from ihdm.cache import cache_folder
 from ihdm.config import shipped_words
 from ihdm.disk import size_words
+from ihdm.extras import EXTRAS, install
 from ihdm.verbs.words import check_file, table, write_json
 
 if TYPE_CHECKING:
@@ -25,16 +26,6 @@ if TYPE_CHECKING:
 Rows = dict[str, str]
 
 COLUMNS = 100
-EXTRAS = {  # and what each is for
-    "app": "the web page (ihdm app)",
-    "hf": "sets on the Hugging Face hub (hf:NAME)",
-    "plots": "pictures of curves (ihdm study, --figures)",
-    "tensorboard": "curves of training in TensorBoard",
-    "wandb": "figures of training in Weights & Biases (trainer.tracker)",
-    "trackio": "the same in trackio",
-    "onnx": "models for ONNX and browsers (ihdm export)",
-    "diffusers": "exported models in diffusers",
-}
 
 
 def doctor(json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None) -> None:
@@ -166,20 +157,20 @@ def _packages() -> Rows:
     always, *more = (
         [one for one in asked if one.marker is None or one.marker.evaluate({"extra": extra})] for extra in ("", *EXTRAS)
     )
-    rows = {"ihdm": _there(always, "ihdm")}
+    rows = {"ihdm": _there(always)}
     for (extra, purpose), needed in zip(EXTRAS.items(), more):
-        rows[extra] = f"{purpose}: {_there([one for one in needed if one not in always], f'ihdm[{extra}]')}"
+        rows[extra] = f"{purpose}: {_there([one for one in needed if one not in always], extra)}"
     return rows
 
 
-def _there(needed: list[Requirement], name: str) -> str:
+def _there(needed: list[Requirement], extra: str = "") -> str:
     """The versions of packages or, if some are missing or too old, how to get them."""
     found = {one.name: _version(one.name) for one in needed}
     missing = [one for one in needed if not (found[one.name] and one.specifier.contains(found[one.name], True))]
     if not missing:
         return ", ".join(f"{package} {version}" for package, version in found.items())
     words = [f"{one.name}{one.specifier}{f' (not {found[one.name]})' * bool(found[one.name])}" for one in missing]
-    return f"missing {', '.join(words)}; pip install '{name}'"
+    return f"missing {', '.join(words)}; {install(extra)}"
 
 
 def _version(package: str) -> str:

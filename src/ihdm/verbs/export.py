@@ -12,6 +12,7 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 from ihdm.disk import real, replaced_folder
 from ihdm.errors import IhdmError, UsageError
 from ihdm.export import Format
+from ihdm.extras import needs
 from ihdm.verbs.words import AS_THE_MODEL_HAS_IT, HowToSample, ModelName, check_folder
 
 FOR_ONNX = ("onnx", "onnxscript", "onnxruntime")
@@ -63,4 +64,4 @@ def export(
 def _check_packages(names: tuple[str, ...]) -> None:
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
-        raise IhdmError(f"ONNX needs {' and '.join(missing)}: pip install 'ihdm[onnx]'")
+        raise IhdmError(needs("ONNX", "onnx", *missing))
