@@ -53,6 +53,8 @@ def test_links_lead_to_files_and_headings_that_are_there(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         assert target.exists() and target.is_relative_to(ROOT), f"{name(page)} links to {link}"
+        shown = target.is_file() or (target / "README.md").exists() or page == ROOT / "README.md"  # not on the site
+        assert shown, f"{name(page)} links to {link}, which is no page of the site"
         assert not anchor or anchor in anchors(target), f"{name(page)} links to {link}"
 
 
