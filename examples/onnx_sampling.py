@@ -24,8 +24,8 @@ def sample(
 ) -> np.ndarray:
     """n images (n, C, H, W) in [0, 1]; image i depends, up to rounding, on the seed and i alone.
 
-    label: names, given to the images in turn; unless given, as often as in the training set. guidance: how much they
-    count, 1 as in training.
+    label: names or numbers, given to the images in turn; unless given, as often as in the training set. guidance: how
+    much they count, 1 as in training.
     """
     about = json.loads((folder / "chain.json").read_text(encoding="utf-8"))
     if about["export"] != VERSION:
@@ -55,15 +55,16 @@ def labels(about: dict, chances: list, label: tuple[str, ...], guidance: float) 
         sys.exit(f"guidance is a number from 0 (no label) over 1 (the label's own answer) up, not {guidance}")
     if not names and (label or guidance != 1):
         sys.exit("the model knows no labels, and takes neither labels nor guidance")
-    for name in label:
-        if name not in names:
-            sys.exit(f"unknown label {name!r}; one of: {', '.join(names)}")
     if not names:
         return {}
+    numbers = {str(number): number for number in range(len(names) + 1)}  # the one after the last is for no label
+    numbers |= {name: number for number, name in enumerate(names)}
+    for name in label:
+        if name not in numbers:
+            sys.exit(f"unknown label {name!r}; one of: {', '.join(names)}")
     ends = np.cumsum(about["counts"])
     drawn = [np.searchsorted(ends, chance.integers(ends[-1]), side="right") for chance in chances]
-    given = [names.index(label[i % len(label)]) for i in range(len(chances))] if label else drawn
-    return {"label": np.array(given)}  # the number after the last would be for no label
+    return {"label": np.array([numbers[label[i % len(label)]] if label else own for i, own in enumerate(drawn)])}
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:

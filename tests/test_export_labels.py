@@ -197,7 +197,7 @@ def test_onnx_samples_labels_as_the_model_does(unet, tmp_path):
 
     sample = runpy.run_path(str(EXAMPLES / "onnx_sampling.py"))["sample"]
     ours = expected(unet, chosen, normal(), ASKED[[0, 1, 0, 1]], 1.5)
-    theirs = torch.from_numpy(sample(tmp_path, 4, 5, 1, ("right", "left"), 1.5))
+    theirs = torch.from_numpy(sample(tmp_path, 4, 5, 1, ("right", "0"), 1.5))
     torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=0)
     of_places = torch.repeat_interleave(torch.arange(3), torch.tensor(unet.config.labels.counts))
     names = tuple(unet.config.labels.names[i] for i in of_places[drawn])
