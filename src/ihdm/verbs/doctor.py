@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 import textwrap
 from collections.abc import Callable
@@ -56,7 +57,7 @@ def doctor(json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="
 
 def _folded(text: str, indent: int) -> str:
     """A long row in lines below each other; what is to be typed stays on one."""
-    whole = text.replace("pip install ", "pip\xa0install\xa0")
+    whole = re.sub(r"pip install( --\S+)* ", lambda typed: typed[0].replace(" ", "\xa0"), text)
     lines = textwrap.wrap(whole, COLUMNS - indent, break_long_words=False, break_on_hyphens=False)
     return ("\n" + " " * indent).join(lines).replace("\xa0", " ")
 
