@@ -18,6 +18,7 @@ import pytest
 import torch
 from test_export import CASES, CHROMIUM, EXAMPLES, PIXELS, UNET, WEB, Small, built, chain_of, with_onnx
 from torch import Tensor
+from torch.fx import GraphModule
 
 from ihdm.cli import main
 from ihdm.export import archives, folders, graphs
@@ -161,6 +162,14 @@ def test_a_folder_for_torch_takes_labels(unet, tmp_path, monkeypatch):
     for words, options in wrong.items():
         with pytest.raises(ValueError, match=words):
             chain.sample(2, **options)
+
+    chain.to("meta")  # which knows no guidance to branch by: so all that is in a program is looked at, not run
+    for program in (chain._start, chain._step):
+        held = [tensor for part in program.modules() for tensor in vars(part).values() if isinstance(tensor, Tensor)]
+        tensors = [*program.parameters(), *program.buffers(), *held]
+        graphs = [part.graph for part in program.modules() if isinstance(part, GraphModule)]
+        made = [node.kwargs["device"] for graph in graphs for node in graph.nodes if "device" in node.kwargs]
+        assert {torch.device(place).type for place in (*(tensor.device for tensor in tensors), *made)} == {"meta"}
 
 
 @with_onnx
