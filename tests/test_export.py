@@ -293,6 +293,7 @@ import sys, torch
 sys.modules["ihdm"] = None
 from diffusers import DiffusionPipeline
 pipeline = DiffusionPipeline.from_pretrained(sys.argv[1], custom_pipeline=sys.argv[1], trust_remote_code=True)
+pipeline = pipeline.to("cpu")
 images = pipeline(3, generator=torch.Generator().manual_seed(1), output_type="pt").images
 torch.save(images, sys.argv[2])
 again = pipeline(3, generator=torch.Generator().manual_seed(1)).images

@@ -27,6 +27,8 @@ Given = str | int | list[str | int] | Tensor | None  # a label for all images, o
 class Chain(nn.Module):
     """start: a state, and the image that it shows, from a choice (any whole number) and noise; step: the next ones."""
 
+    dtype = torch.float32  # diffusers asks for it
+
     def __init__(self, folder: str | Path):
         super().__init__()
         about = json.loads((Path(folder) / "chain.json").read_text(encoding="utf-8"))
