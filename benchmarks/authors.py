@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ihdm.config import Config
+from ihdm.heat import GridLaplacian
 from ihdm.networks.unet import Norm, UNetSettings
 
 
@@ -119,7 +120,7 @@ def given_noise(*draws: Tensor) -> AbstractContextManager[Any]:
 def build_blur(config: Config, shape: tuple[int, int, int], device: torch.device) -> nn.Module:
     from model_code.utils import DCTBlur
 
-    return DCTBlur(config.process.schedule(shape[1:]).sigma_B.tolist(), shape[1], device)
+    return DCTBlur(config.process.schedule(GridLaplacian(shape[1:])).sigma_B.tolist(), shape[1], device)
 
 
 def sampling(config: Config, network: nn.Module, u_K: Tensor) -> Callable[[], Tensor]:

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from ihdm.cli import main
 from ihdm.constant import Constant
+from ihdm.domains import Domain
 from ihdm.noise import SeededNoise
 from ihdm.processes import Network, Process, Steps
-from ihdm.processes.process import Batches, Shape, fitting
+from ihdm.processes.process import Batches, fitting
 from ihdm.registry import NETWORKS, PROCESSES
 from ihdm.settings import setting
 
@@ -37,12 +38,12 @@ class Fading(Process):
         self.K, self.noise, self.sampling, self.mean = settings.K, settings.noise, sampling, Constant(mean)
 
     @classmethod
-    def from_images(cls, settings: Settings, sampling: Steps, shape: Shape, batches: Batches) -> Fading:
+    def from_images(cls, settings: Settings, sampling: Steps, domain: Domain, batches: Batches) -> Fading:
         return cls(settings, sampling, torch.cat([*batches(1000, "averaging images")]).double().mean(0))
 
     @classmethod
-    def from_state(cls, settings: Settings, sampling: Steps, shape: Shape, state: Mapping[str, Tensor]) -> Fading:
-        fitting(state, {"mean": shape})
+    def from_state(cls, settings: Settings, sampling: Steps, domain: Domain, state: Mapping[str, Tensor]) -> Fading:
+        fitting(state, {"mean": domain.shape})
         return cls(settings, sampling, state["mean"])
 
     def state(self) -> dict[str, Tensor]:
@@ -83,8 +84,8 @@ class Mixer(nn.Module):
         self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
 
     @classmethod
-    def from_settings(cls, settings: Settings, shape: Shape) -> Mixer:
-        return cls(shape[0], settings.width, settings.depth, settings.kinds)
+    def from_settings(cls, settings: Settings, domain: Domain) -> Mixer:
+        return cls(domain.shape[0], settings.width, settings.depth, settings.kinds)
 
     def forward(self, u: Tensor, k: Tensor, condition: Tensor | None = None) -> Tensor:
         kind = torch.zeros_like(k) if condition is None else 1 + condition

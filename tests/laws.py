@@ -137,7 +137,7 @@ def growing(skip: str, K: int = 100) -> Case:
 
 
 def with_growing_noise(kind: type[GrowingHeat], settings: GrowingSettings) -> GrowingHeat:
-    prior = Prior.from_images(LAPLACIAN, float(settings.schedule(GRID).t[-1]), [draws(500, 9)])
+    prior = Prior.from_images(LAPLACIAN, float(settings.schedule(LAPLACIAN).t[-1]), [draws(500, 9)])
     return kind(settings, kind.Sampling(), prior, spectrum() if settings.skip == "linear" else None)
 
 

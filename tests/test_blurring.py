@@ -6,6 +6,7 @@ import laws
 import pytest
 import torch
 
+from ihdm.heat import GridLaplacian
 from ihdm.processes import DDPM
 from ihdm.processes.blurring import Blurring, BlurringSettings
 from ihdm.processes.ddpm import DiffusionSettings
@@ -55,7 +56,7 @@ def test_blur_may_come_later():
 
 def test_noise_that_does_not_grow_is_the_papers():
     settings = GrowingSettings(K, 0.02, 0.0, 0.1, 3.0)
-    schedule = settings.schedule(laws.GRID)
+    schedule = settings.schedule(laws.LAPLACIAN)
     assert settings.noise(schedule).tolist() == [0.0] + [0.02] * K
     paper, case = laws.heat("identity", K).process, laws.growing("plain", K).process
     process = GrowingHeat(settings, GrowingHeat.Sampling(), case.prior)
@@ -65,6 +66,7 @@ def test_noise_that_does_not_grow_is_the_papers():
 
 def test_noise_grows_with_the_blur():
     settings = GrowingSettings(K, 0.01, 1.5, 0.5, 24.0)
-    noise, widths = settings.noise(settings.schedule((32, 32))), settings.schedule((32, 32)).sigma_B
+    schedule = settings.schedule(GridLaplacian((32, 32)))
+    noise, widths = settings.noise(schedule), schedule.sigma_B
     torch.testing.assert_close(noise[1:], 0.01 * (widths[1:] / 0.5) ** 1.5)
     assert float(noise[0]) == 0 and float(noise[-1]) == pytest.approx(3.325, abs=0.01)

@@ -6,6 +6,7 @@ import laws
 import pytest
 import torch
 
+from ihdm.domains import ImageDomain
 from ihdm.noise import SeededNoise
 from ihdm.processes.cold import Cold, ColdSettings
 from ihdm.sampler import chain, last, reverse_step
@@ -89,7 +90,7 @@ def test_a_start_is_a_colour_of_the_fitted_gaussian_under_a_little_noise():
 
 def test_the_gaussian_is_fitted_to_the_mean_colours_of_training_images():
     images = [laws.draws(30, 1), laws.draws(20, 2)]
-    cold = Cold.from_images(ColdSettings(K), Cold.Sampling(), laws.SHAPE, lambda most, doing: iter(images))
+    cold = Cold.from_images(ColdSettings(K), Cold.Sampling(), ImageDomain(laws.SHAPE), lambda most, doing: iter(images))
     colours = torch.cat(images).mean((2, 3))
     state = cold.state()
     torch.testing.assert_close(state["colours.mean"], colours.mean(0))
@@ -99,6 +100,7 @@ def test_the_gaussian_is_fitted_to_the_mean_colours_of_training_images():
 
 def test_one_image_and_one_channel_will_do():
     image = torch.full((1, 1, *laws.GRID), 0.25)
-    cold = Cold.from_images(ColdSettings(K), Cold.Sampling(), (1, *laws.GRID), lambda most, doing: iter([image]))
+    domain = ImageDomain((1, *laws.GRID))
+    cold = Cold.from_images(ColdSettings(K), Cold.Sampling(), domain, lambda most, doing: iter([image]))
     start = cold.start(SeededNoise(0, torch.arange(2), (1, *laws.GRID)))
     torch.testing.assert_close(start, torch.full_like(start, 0.25), atol=0.01, rtol=0)

@@ -400,7 +400,7 @@ def test_every_configuration_of_theirs_fits_its_preset(preset, name, settings):
 
 
 def load_schedule(config) -> torch.Tensor:
-    return config.process.schedule(config.shape[1:]).sigma_B
+    return config.process.schedule(config.domain.laplacian).sigma_B
 
 
 @beside

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ihdm import evaluation
+from ihdm.domains import ImageDomain
 from ihdm.errors import UsageError
 from ihdm.execution import Execution
 from ihdm.model import Model
@@ -274,7 +275,7 @@ def test_every_setting_is_described(kind):
     process = PROCESSES[kind]
     for settings in (process.Settings(), process.Sampling()):
         assert all(f.metadata["about"] for f in dataclasses.fields(settings))
-    assert process.title and process.summary(process.Settings(), process.Sampling(), (1, 8, 8))
+    assert process.title and process.summary(process.Settings(), process.Sampling(), ImageDomain((1, 8, 8)))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -621,8 +621,8 @@ def test_a_model_without_labels_is_given_none(tiny_config, tiny_images):
 def test_a_network_that_takes_no_labels_is_refused_before_training(tiny_config, labelled, tmp_path, monkeypatch):
     class Deaf(UNet):
         @classmethod
-        def from_settings(cls, settings, shape):
-            return cls(shape[0], shape[0], **vars(settings))
+        def from_settings(cls, settings, domain):
+            return cls(domain.shape[0], domain.shape[0], **vars(settings))
 
     monkeypatch.setattr(NETWORKS, "of", lambda settings: Deaf)
     with pytest.raises(UsageError, match="the network unet cannot be told labels"):

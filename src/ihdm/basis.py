@@ -1,10 +1,18 @@
-"""Bases in which a process acts on each coefficient by itself."""
+"""Bases in which a process acts on each coefficient by itself: pixels, and the eigenvectors of a Laplacian."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
+
+from ihdm.constant import Constant
+
+Times = Any  # a number, or numbers in a tensor, list or NumPy array
 
 
 class Basis(Protocol):
@@ -23,3 +31,49 @@ class Pixels:
 
     def from_spectrum(self, u_hat: Tensor) -> Tensor:
         return u_hat
+
+
+class Laplacian(ABC):
+    """Laplace = V diag(eigenvalues) V^T, none of the eigenvalues positive: it has a heat equation (Eq. 1-2).
+
+    grid: the axes of data after their channels, those of a grid, or the number of a graph's nodes. Coefficients have
+    the same axes, the lowest frequencies first. peak: the largest square of an entry of V, in units of the mean one.
+    """
+
+    grid: tuple[int, ...]
+    peak: float
+    _eigenvalues: Constant
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        """All eigenvalues, float64, shape `grid`; none is positive."""
+        return self._eigenvalues.value
+
+    @property
+    def side(self) -> float:
+        """How long the domain is, by its lowest frequency: on a grid the pixels of its longest axis."""
+        slowest = self.eigenvalues[self.eigenvalues < 0]
+        return math.pi / math.sqrt(-float(slowest.max())) if len(slowest) else 1.0
+
+    def eigenvalues_like(self, u: Tensor) -> Tensor:
+        """The eigenvalues on the device and in the precision of `u`."""
+        return self._eigenvalues.like(u)
+
+    def decay(self, t: Tensor, like: Tensor) -> Tensor:
+        """exp(t eigenvalues), shape (B, 1, *grid) for `t` of shape (B,): what F(t) does to each coefficient (Eq. 2)."""
+        return torch.exp(t.to(like).view(-1, 1, *[1] * len(self.grid)) * self.eigenvalues_like(like))
+
+    @abstractmethod
+    def to_spectrum(self, u: Tensor, lowest: Sequence[int] | None = None) -> Tensor:
+        """u_hat = V^T u (Eq. 2), or only its `lowest` frequencies along each axis, which takes little time."""
+
+    @abstractmethod
+    def from_spectrum(self, u_hat: Tensor) -> Tensor:
+        """u = V u_hat (Eq. 2)."""
+
+    @abstractmethod
+    def dissipate(self, u: Tensor, t: Times) -> Tensor:
+        """F(t) u = V exp(t eigenvalues) V^T u (Eq. 2).
+
+        t: one time for all samples, one for each, (B,), or several for each, (L, B), which give (L, B, C, *grid).
+        """

@@ -29,13 +29,19 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "float32", "bf16"]
 
 
+AXES = {"images": 2, "signals": 1, "volumes": 3, "graphs": 1}  # of each kind of data
+
+
 @dataclass(frozen=True)
 class DataConfig:
-    """The images."""
+    """The images, or other data."""
 
+    kind: Literal["images", "signals", "volumes", "graphs"] = setting(
+        "images", "what the data are; signals: sounds and other series, volumes: of three axes, graphs: on their nodes"
+    )
     source: str = setting("", "a named set, folder, zip, tar, idx, npy or npz file, or hf:NAME for a set on the hub")
-    size: tuple[int, int] | None = setting(
-        None, "32 or 27x41 (height x width); auto: as the images are", least=1, most=65_536
+    size: tuple[int, ...] | None = setting(
+        None, "32 or 27x41 (height x width), of a signal its samples; auto: as the images are", least=1, most=2**20
     )
     channels: int | None = setting(None, "1 grey, 3 colour, 4 with alpha; auto: as the images are", least=1, most=1024)
     flip: bool = setting(False, "mirror half of the training images left to right")
@@ -54,6 +60,14 @@ class DataConfig:
     holdout: float = setting(0.05, "share of images set aside where the source has no test split", least=0, most=0.9)
 
     def __post_init__(self) -> None:
+        axes = AXES[self.kind]
+        if self.size is not None and len(self.size) == 1:
+            object.__setattr__(self, "size", self.size * axes)
+        if self.size is not None and len(self.size) != axes:
+            several = {1: "", 2: " or two, height x width", 3: " or three, depth x height x width"}[axes]
+            raise UsageError(f"data.size must be one number{several}, not {'x'.join(map(str, self.size)) or 'none'}")
+        if self.kind != "images" and (self.flip or self.stream):
+            raise UsageError(f"data.{'flip' if self.flip else 'stream'} is for images, not for {self.kind}")
         if self.labels and self.stream:
             raise UsageError(
                 "data.labels=true needs to know all labels at the start, which a stream does not tell; instead of "
@@ -245,7 +259,9 @@ def shipped() -> dict[str, Path]:
 def shipped_words() -> dict[str, str]:
     """Their names and a line about each."""
     trees = {name: json.loads((folder / "config.json").read_text()) for name, folder in shipped().items()}
-    return {name: f"images such as those of {t['data']}, {t['shape'][1]}x{t['shape'][2]}" for name, t in trees.items()}
+    sizes = {name: "x".join(map(str, tree["shape"][1:])) for name, tree in trees.items()}
+    kinds = {name: tree.get("domain", {}).get("kind", "images") for name, tree in trees.items()}
+    return {name: f"{kinds[name]} such as those of {tree['data']}, {sizes[name]}" for name, tree in trees.items()}
 
 
 RENAMED = {"mnist": "mnist-ready"}  # what a model was called before, which is a preset's name

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ihdm.config import Config, load_config, presets
 from ihdm.data import ImageSet, image_shape
+from ihdm.domains import ImageDomain
 from ihdm.errors import IhdmError, UsageError
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
@@ -116,7 +117,7 @@ def _model_config(config: Config, shapes: Shapes) -> ModelConfig:
     convolved = any(name.endswith(".op.weight") for name in shapes)
     network = replace(config.network, groups=GROUPS, resample="conv" if convolved else "pool")
     network = replace(network, blocks=_blocks(network, shapes))
-    return ModelConfig(config.process, config.sampling, network, image_shape(config.data))
+    return ModelConfig(config.process, config.sampling, network, ImageDomain(image_shape(config.data)))
 
 
 def _blocks(network: UNetSettings, shapes: Shapes) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from ihdm import memory
 from ihdm.config import Config
-from ihdm.data import image_shape, labels_of
+from ihdm.data import data_domain, labels_of
 from ihdm.disk import size_words
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
@@ -23,9 +23,9 @@ SAMPLE_BATCH = 16
 
 def preset(config: Config) -> dict[str, str]:
     """What training with a configuration would make."""
-    shape = image_shape(config.data)
     labels = labels_of(config.data)
-    described = ModelConfig.of(config, shape, labels=labels)
+    described = ModelConfig.of(config, data_domain(config.data), labels=labels)
+    shape = described.shape
     trainer = config.trainer
     part = -(-trainer.batch_size // trainer.accumulate)
     build = partial(build_network, described, config.engine.checkpoint)
@@ -56,16 +56,15 @@ def model(name: str) -> dict[str, str]:
 
 
 def _rows(config: ModelConfig) -> dict[str, str]:
-    channels, *grid = config.shape
     with torch.device("meta"):
         parameters = sum(p.numel() for p in build_network(config).parameters())
     build = partial(build_network, config)
     words = _memory_words(lambda precision: memory.to_sample(build, config.shape, SAMPLE_BATCH, precision))
     return {
-        "images": f"{channels} x {' x '.join(map(str, grid))} (channels x height x width)",
+        f"{config.domain.noun}s": config.domain.words,
         "network": f"{parameters:,} parameters ({size_words(4 * parameters)}); {_network_words(config)}",
         **({"labels": config.labels.words} if config.labels else {}),
-        "process": PROCESSES.of(config.process).summary(config.process, config.sampling, config.shape),
+        "process": PROCESSES.of(config.process).summary(config.process, config.sampling, config.domain),
         "to sample": f"about {words}, with {SAMPLE_BATCH} images at a time",
     }
 
@@ -76,4 +75,4 @@ def _memory_words(needed: Callable[[torch.dtype], int]) -> str:
 
 def _network_words(config: ModelConfig) -> str:
     network = NETWORKS.of(config.network)
-    return network.words(config.network, config.shape) if hasattr(network, "words") else NETWORKS.kind(config.network)
+    return network.words(config.network, config.domain) if hasattr(network, "words") else NETWORKS.kind(config.network)

@@ -195,7 +195,8 @@ def lowered(network: nn.Module, precision: torch.dtype, fused: bool = True) -> n
 
 def placed(network: Module, device: torch.device) -> Module:
     """The network on a device, with its weights in the order that its convolutions want."""
-    order = torch.channels_last if device.type == "cuda" else torch.preserve_format
+    flat = device.type == "cuda" and all(weight.ndim < 5 for weight in network.parameters())
+    order = torch.channels_last if flat else torch.preserve_format
     return network.to(device=device, memory_format=order)  # type: ignore[call-overload]
 
 

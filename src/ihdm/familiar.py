@@ -31,11 +31,12 @@ def overheard(network: nn.Module) -> Iterator[list[Tensor]]:
     maps: list[Tensor] = []
 
     def hear(module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
-        if isinstance(output, Tensor) and output.ndim == 4:
+        if isinstance(output, Tensor) and output.ndim > 3:
             coarsest = not maps or output.shape[2:].numel() <= maps[0].shape[2:].numel()
             maps[:] = [output] if coarsest else maps
         if module is network:
-            heard.append(torch.cat([maps[0].mean((2, 3)), maps[0].std((2, 3), correction=0)], 1).double().cpu())
+            pixels = maps[0].flatten(2)
+            heard.append(torch.cat([pixels.mean(2), pixels.std(2, correction=0)], 1).double().cpu())
             maps.clear()
 
     handles = [module.register_forward_hook(hear) for module in network.modules()]

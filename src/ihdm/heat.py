@@ -9,21 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ihdm.basis import Laplacian, Times
 from ihdm.constant import Constant
 
 # Beyond this length a matrix per sample costs more memory than a fast transform and, on a CPU, time (docs/design.md).
 LONGEST_MATRIX_AXIS = 512
 
 Operator = Callable[[Tensor], Tensor]
-Times = Any  # a number, or numbers in a tensor, list or NumPy array
 
 
-class GridLaplacian:
+class GridLaplacian(Laplacian):
     """Laplace = V diag(eigenvalues) V^T on a grid with Neumann boundaries, V^T the orthonormal DCT-II (App. A.1).
 
     For a grid (H, W) the eigenvalues are -pi^2 (m^2 / H^2 + n^2 / W^2). Tensors have shape (B, C, *grid).
@@ -34,22 +33,14 @@ class GridLaplacian:
         self._axes = [_MatrixAxis(n) if n <= LONGEST_MATRIX_AXIS else _FourierAxis(n) for n in self.grid]
         self._dims = range(-len(self.grid), 0)
         self._eigenvalues = Constant(_outer_sum([axis.eigenvalues.value for axis in self._axes]))
+        self.peak = 2.0 ** len(self.grid)
 
     def __repr__(self) -> str:
         return f"GridLaplacian({self.grid})"
 
     @property
-    def eigenvalues(self) -> Tensor:
-        """All eigenvalues, float64, shape `grid`; none is positive."""
-        return self._eigenvalues.value
-
-    def eigenvalues_like(self, u: Tensor) -> Tensor:
-        """The eigenvalues on the device and in the precision of `u`."""
-        return self._eigenvalues.like(u)
-
-    def decay(self, t: Tensor, like: Tensor) -> Tensor:
-        """exp(t eigenvalues), shape (B, 1, *grid) for `t` of shape (B,): what F(t) does to each coefficient (Eq. 2)."""
-        return torch.exp(t.to(like).view(-1, 1, *[1] * len(self.grid)) * self.eigenvalues_like(like))
+    def side(self) -> float:
+        return float(max(self.grid))
 
     def to_spectrum(self, u: Tensor, lowest: Sequence[int] | None = None) -> Tensor:
         """u_hat = V^T u (Eq. 2), or only its `lowest` frequencies along each axis, which takes little time."""
@@ -68,7 +59,6 @@ class GridLaplacian:
     def dissipate(self, u: Tensor, t: Times) -> Tensor:
         """F(t) u = V exp(t eigenvalues) V^T u (Eq. 2).
 
-        t: one time for all samples, one for each, (B,), or several for each, (L, B), which give (L, B, C, *grid).
         exp separates over the axes, so each is blurred by itself; axes of the same length share their operator.
         """
         times = _checked_times(u, t)

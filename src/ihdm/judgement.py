@@ -46,7 +46,7 @@ class Judge:
 
     process: Process
     network: Frozen
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     device: torch.device
     at_a_time: int
 

@@ -35,7 +35,6 @@ from ihdm.model_folder import (
 from ihdm.networks import build_network, weight_shapes
 from ihdm.networks.guidance import guided
 from ihdm.noise import Noise, SeededNoise
-from ihdm.pixels import to_bytes
 from ihdm.processes import FromImages, Process, restoring
 from ihdm.progress import progress_bar
 from ihdm.registry import PROCESSES
@@ -74,7 +73,7 @@ class Model(nn.Module):
             return progress_bar(unit_batches(some, BATCH), total=count, desc=doing, unit="batch", delay=2)
 
         kind = PROCESSES.of(config.process)
-        process = kind.from_images(config.process, config.sampling, config.shape, batches)
+        process = kind.from_images(config.process, config.sampling, config.domain, batches)
         of_starts = None
         if labels is not None and isinstance(process, FromImages):
             of_starts = labels[evenly_spaced(len(images), len(process.prior))]
@@ -105,9 +104,12 @@ class Model(nn.Module):
         return torch.cat([torch.empty(0, *self.config.shape), *(batch.cpu() for batch in batches)])
 
     def sample_batches(self, n: int, seed: int = 0, **options: Any) -> Iterator[Tensor]:
-        """The images of `sample`, with its options, in uint8 batches on the CPU: any number in little memory."""
+        """The images of `sample`, with its options, as uint8 in batches on the CPU: any number in little memory.
+
+        What is not an image is as its domain keeps it.
+        """
         for batch in self._batches(n, seed, **options):
-            yield to_bytes(batch).cpu()
+            yield self.config.domain.kept(batch).cpu()
 
     def _batches(
         self,
@@ -348,7 +350,7 @@ class Model(nn.Module):
         config, parameters = self.config, sum(p.numel() for p in self.network.parameters())
         return {
             "network": f"{parameters:,} parameters (averaged weights)",
-            "process": self.process.summary(config.process, config.sampling, config.shape),
+            "process": self.process.summary(config.process, config.sampling, config.domain),
             "sampling": self.process.sampling_words(),
             **({"labels": config.labels.words} if config.labels else {}),
         } | self.process.facts()
@@ -370,7 +372,7 @@ class Model(nn.Module):
             labels = prior.pop(LABELS, None)
             state |= {OF_PRIOR + name: tensor for name, tensor in prior.items()}
         try:
-            process = PROCESSES.of(config.process).from_state(config.process, config.sampling, config.shape, state)
+            process = PROCESSES.of(config.process).from_state(config.process, config.sampling, config.domain, state)
         except ValueError as error:
             raise _misfit(folder, error) from error
         if labels is not None and not _are_labels(labels, config, process):

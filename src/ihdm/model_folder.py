@@ -6,6 +6,8 @@ It needs nothing else, and nothing in it is executed.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from ihdm.config import RENAMED, Config, read_text, shipped
 from ihdm.disk import expanded, load_tensors
+from ihdm.domains import Domain, as_domain, domain_kind
 from ihdm.earlier import from_0_1
 from ihdm.errors import IhdmError, UsageError
 from ihdm.familiar import Familiar
@@ -23,7 +26,9 @@ from ihdm.labels import Labels
 from ihdm.registry import PROCESSES
 
 CONFIG, WEIGHTS, PRIOR, CARD = "config.json", "model.safetensors", "prior.safetensors", "README.md"
-MOST_CHANNELS, MOST_PIXELS = 1024, 2**24  # of an image
+OTHERS = ("shape", "domain", "data", "steps", "origin", "labels")  # in config.json, beside settings
+DOMAIN = "domain.safetensors"  # where the values of data lie, if that takes more than words
+MOST_CHANNELS, MOST_PIXELS = 1024, 2**24  # of an image, or of other data
 FAMILIAR = "familiar.safetensors"  # what restored images look like to the model, if it was calibrated
 
 
@@ -31,14 +36,14 @@ FAMILIAR = "familiar.safetensors"  # what restored images look like to the model
 class ModelConfig:
     """What config.json says: all that the tensors do not.
 
-    process, sampling, network: settings; sampling is how samples are made unless told otherwise.
+    process, sampling, network: settings; sampling is how samples are made unless told otherwise. domain: of the data.
     origin: the checkpoint that it was converted from, if any. labels: those that the network can be told of images.
     """
 
     process: Any
     sampling: Any
     network: Any
-    shape: tuple[int, int, int]
+    domain: Domain
     data: str = ""
     steps: int = 0
     origin: str = ""
@@ -46,10 +51,16 @@ class ModelConfig:
 
     @classmethod
     def of(
-        cls, config: Config, shape: tuple[int, int, int], data: str = "", labels: Labels | None = None
+        cls, config: Config, shape: Sequence[int] | Domain, data: str = "", labels: Labels | None = None
     ) -> ModelConfig:
-        """The model that a training run makes."""
-        return cls(config.process, config.sampling, config.network, shape, data, labels=labels or Labels())
+        """The model that a training run makes. shape: (C, H, W) of images, or another domain."""
+        parts = config.process, config.sampling, config.network
+        return cls(*parts, as_domain(shape), data, labels=labels or Labels())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(C, *grid) of one image, or whatever the data are."""
+        return self.domain.shape
 
 
 def locate(name: str | Path, revision: str | None = None) -> Path:
@@ -74,7 +85,7 @@ def locate(name: str | Path, revision: str | None = None) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        files = [CONFIG, WEIGHTS, PRIOR, CARD, FAMILIAR]
+        files = [CONFIG, WEIGHTS, PRIOR, DOMAIN, CARD, FAMILIAR]
         return Path(snapshot_download(str(name), revision=revision, allow_patterns=files))
     except Exception as error:  # the hub's client raises many kinds; each is a failed download
         which = f"{name}, revision {revision}," if revision else name
@@ -87,8 +98,14 @@ def write_config(folder: Path, config: ModelConfig) -> None:
     settings = Config(config.process, config.sampling, config.network).tree()
     tree: dict[str, Any] = {name: settings[name] for name in ("process", "sampling", "network")}
     tree |= {"shape": list(config.shape), "data": config.data, "steps": config.steps}
+    domain = {"kind": config.domain.kind} | config.domain.tree()
+    tree |= {"domain": domain} if domain != {"kind": "images"} else {}
     tree |= {"origin": config.origin} if config.origin else {}
     tree |= {"labels": dict(zip(config.labels.names, config.labels.counts))} if config.labels else {}
+    if state := config.domain.state():
+        write_tensors(folder / DOMAIN, state)
+    else:
+        (folder / DOMAIN).unlink(missing_ok=True)  # that of a model which was here before
     (folder / CONFIG).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
 
 
@@ -99,17 +116,22 @@ def read_config(folder: Path) -> ModelConfig:
         raise IhdmError(f"{folder} is not a model folder: {CONFIG} is missing")
     try:
         tree = json.loads(read_text(path))
-        rest = {name: tree.pop(name) for name in ("shape", "data", "steps", "origin", "labels") if name in tree}
+        rest = {name: tree.pop(name) for name in OTHERS if name in tree}
         settings = Config().with_tree({"process": tree["process"], "network": tree["network"]} | from_0_1(tree))
-        channels, height, width = (_count(n, 1) for n in rest["shape"])
-        if channels > MOST_CHANNELS or height * width > MOST_PIXELS:
-            raise ValueError(f"images of {channels} x {height} x {width} are larger than any model's")
+        domain = _domain(folder, tuple(_count(n, 1) for n in rest["shape"]), dict(rest.get("domain", {})))
         words = str(rest["data"]), _count(rest["steps"], 0), str(rest.get("origin", ""))
         counts = {name: _count(number, 0) for name, number in rest.get("labels", {}).items()}
         parts = settings.process, settings.sampling, settings.network
-        return ModelConfig(*parts, (channels, height, width), *words, Labels(tuple(counts), tuple(counts.values())))
+        return ModelConfig(*parts, domain, *words, Labels(tuple(counts), tuple(counts.values())))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IhdmError(f"{path} is not the config of a model ({type(error).__name__}: {error})") from error
+
+
+def _domain(folder: Path, shape: tuple[int, ...], tree: dict[str, Any]) -> Domain:
+    if shape[0] > MOST_CHANNELS or math.prod(shape[1:]) > MOST_PIXELS:
+        raise ValueError(f"data of {' x '.join(map(str, shape))} are larger than any model's")
+    kind = domain_kind(str(tree.pop("kind", "images")))
+    return kind.restored(shape, tree, read_tensors(folder / DOMAIN) if (folder / DOMAIN).exists() else {})
 
 
 def write_familiar(folder: Path, familiar: Familiar | None) -> None:
@@ -176,7 +198,7 @@ def write_card(folder: Path, config: ModelConfig, rows: dict[str, str]) -> None:
 
 def card(config: ModelConfig, rows: dict[str, str], name: str = "path/to/this/folder", samples: str = "") -> str:
     """README.md: what the model is, for those who find it by a name; `rows` become a table, samples are a picture."""
-    process, (channels, height, width) = PROCESSES.of(config.process), config.shape
+    process, domain = PROCESSES.of(config.process), config.domain
     origin = f"Trained with ihdm on `{config.data}` for {config.steps:,} steps."
     if config.origin:
         origin = (
@@ -203,7 +225,7 @@ library_name: ihdm
 ---
 # A model of {process.title}
 
-Images of {height}x{width} pixels, {channels} channel{"s" * (channels != 1)}, {process.grown}.
+{domain.noun.capitalize()}s of {domain.words}, {process.grown}.
 {origin}
 {picture}
 | | |

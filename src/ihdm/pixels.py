@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 def to_unit(images: Tensor) -> Tensor:
-    """uint8 pixels as float32 in [0, 1], the scale of u_0."""
-    return images.float() / 255
+    """uint8 pixels as float32 in [0, 1], the scale of u_0; what is of floating point has that scale already."""
+    return images if images.is_floating_point() else images.float() / 255
 
 
 def to_bytes(images: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ihdm.heat import GaussianFilter, GridLaplacian
+from ihdm.basis import Laplacian
+from ihdm.heat import GaussianFilter
 
 ROUNDING = 2.0**-24  # half a unit in the last place of a float32 near 1
 
@@ -25,7 +26,7 @@ class Prior:
     blur: another F than the heat equation's; then nothing is known about small coefficients, and all are kept.
     """
 
-    def __init__(self, laplacian: GridLaplacian, t_K: float, coefficients: Tensor, blur: GaussianFilter | None = None):
+    def __init__(self, laplacian: Laplacian, t_K: float, coefficients: Tensor, blur: GaussianFilter | None = None):
         self.laplacian, self.t_K, self.blur = laplacian, t_K, blur
         self.kept = kept_modes(laplacian, t_K) if blur is None else torch.ones(laplacian.grid, dtype=torch.bool)
         wrong_shape = coefficients.ndim != 3 or coefficients.shape[-1] != int(self.kept.sum()) or len(coefficients) == 0
@@ -39,7 +40,7 @@ class Prior:
 
     @classmethod
     def from_images(
-        cls, laplacian: GridLaplacian, t_K: float, batches: Iterable[Tensor], blur: GaussianFilter | None = None
+        cls, laplacian: Laplacian, t_K: float, batches: Iterable[Tensor], blur: GaussianFilter | None = None
     ) -> Prior:
         """Blur images in [0, 1], given in batches (B, C, *grid), to level K."""
         coefficients = [_blurred(laplacian, t_K, u_0, blur).float().cpu() for u_0 in batches]
@@ -72,21 +73,22 @@ class Prior:
         return self.means(index) + delta * eps
 
 
-def kept_modes(laplacian: GridLaplacian, t_K: float) -> Tensor:
+def kept_modes(laplacian: Laplacian, t_K: float) -> Tensor:
     """Which coefficients matter at time t_K, as a mask over the grid.
 
-    An image in [0, 1] on N pixels has |u_hat| <= sqrt(N), and a mode has values of at most sqrt(2^d / N) in d
-    dimensions, so by Cauchy-Schwarz the dropped modes change a pixel by at most sqrt(2^d sum exp(2 t_K eigenvalue)).
+    An image in [0, 1] on N pixels has |u_hat| <= sqrt(N), and a mode has squares of at most p / N, so by
+    Cauchy-Schwarz the dropped modes change a pixel by at most sqrt(p sum exp(2 t_K eigenvalue)); p is 2^d in d
+    dimensions.
     """
     decay = torch.exp(t_K * laplacian.eigenvalues).flatten()
     smallest_first = decay.argsort()
-    change = (2 ** len(laplacian.grid) * decay[smallest_first].square().cumsum(0)).sqrt()
+    change = (laplacian.peak * decay[smallest_first].square().cumsum(0)).sqrt()
     kept = torch.ones_like(decay, dtype=torch.bool)
     kept[smallest_first[change <= ROUNDING]] = False
     return kept.view(laplacian.grid)
 
 
-def _blurred(laplacian: GridLaplacian, t_K: float, u_0: Tensor, blur: GaussianFilter | None) -> Tensor:
+def _blurred(laplacian: Laplacian, t_K: float, u_0: Tensor, blur: GaussianFilter | None) -> Tensor:
     """The kept entries of V^T F(t_K) u_0, float64, from as few of the coefficients as hold them."""
     if blur is not None:
         return laplacian.to_spectrum(blur.dissipate(u_0.double(), t_K)).flatten(2)

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ihdm.basis import Laplacian
 from ihdm.blurs import KINDS, AxisBlur, axis_blur
 from ihdm.constant import Constant
 from ihdm.errors import UsageError
@@ -43,7 +44,7 @@ class Observation:
     power of the error. All float64.
     """
 
-    laplacian: GridLaplacian
+    laplacian: Laplacian
     spectrum: Spectrum
     image: Tensor
     width: float
@@ -296,7 +297,7 @@ def _log_likelihood(deviation: Tensor, power: Tensor) -> Tensor:
     return -(power.log() + deviation.square() / power).flatten(1).sum(1) / 2
 
 
-def _blur(laplacian: GridLaplacian, guess: Guess, wider: float = 0.0) -> tuple[AxisBlur, AxisBlur]:
+def _blur(laplacian: Laplacian, guess: Guess, wider: float = 0.0) -> tuple[AxisBlur, AxisBlur]:
     """A guessed blur along both axes."""
     rows, columns = (axis_blur(guess.kind, n, guess.width * (1 + wider)) for n in laplacian.grid)
     return rows, columns

@@ -113,16 +113,12 @@ def _converted(name: str, kind: Any, value: Any) -> Any:
 
 
 def _converted_tuple(name: str, kind: Any, value: Any) -> tuple[int, ...]:
-    """(1, 2, 2) from [1, 2, 2] or "1,2,2", () from "none"; for a pair also 27x41, and 32 for both."""
-    item, pair = get_args(kind)[0], len(get_args(kind)) == 2 and get_args(kind)[1] is not Ellipsis
+    """(1, 2, 2) from [1, 2, 2] or "1,2,2", (27, 41) from 27x41, () from "none"."""
+    item = get_args(kind)[0]
     if isinstance(value, str):
         text = value.strip("[]() ")
         value = [] if text in ("", "none") else text.replace("x", ",").split(",")
     items = list(value) if isinstance(value, (list, tuple)) else [value]
-    if pair and len(items) == 1:
-        items *= 2
-    if pair and len(items) != 2:
-        raise UsageError(f"{name} must be one number or two, height x width, not {value!r}")
     if len(items) > LONGEST:
         raise UsageError(f"{name} takes at most {LONGEST} numbers, not {len(items):,}")
     return tuple(_converted(name, item, part) for part in items)

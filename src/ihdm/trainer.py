@@ -72,7 +72,7 @@ class Trainer:
                 f"{self.accelerator.num_processes}"
             )
         resident = _resident(images.train, device)
-        model_config = ModelConfig.of(config, images.shape, images.name, images.labels)
+        model_config = ModelConfig.of(config, images.domain, images.name, images.labels)
         with torch.random.fork_rng():
             torch.manual_seed(mix_seed(config.trainer.seed, Purpose.INIT))
             known = resident if device.type == "cuda" else images.train
@@ -328,7 +328,7 @@ class Trainer:
             execution = Execution(self.precision, self.config.engine.compile)
             images = model.sample(self.config.trainer.samples, execution=execution)
             (self.run / "samples").mkdir(exist_ok=True)
-            page = pictures.grid(images)
+            page = pictures.grid(model.config.domain.pictures(images))
             page.save(self.run / "samples" / f"step-{self.step:08d}.png")
             if log:
                 log.picture(self.step, "samples", page)

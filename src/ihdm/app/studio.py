@@ -15,6 +15,7 @@ from torch import Tensor
 from ihdm.app.numbers import whole, within
 from ihdm.data.images import Unreadable, open_picture
 from ihdm.data.single import read_one
+from ihdm.domains import ImageDomain
 from ihdm.errors import UsageError
 from ihdm.execution import Execution
 from ihdm.model import Model
@@ -58,13 +59,19 @@ class Studio:
     model: Model
     precision: torch.dtype = torch.float32
 
+    def __post_init__(self) -> None:
+        domain = self.model.config.domain
+        if not isinstance(domain, ImageDomain):
+            raise UsageError(f"the page shows images, and the model makes {domain.noun}s; take ihdm sample")
+
     @property
     def process(self) -> Process:
         return self.model.process
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        return self.model.config.shape
+        channels, height, width = self.model.config.shape
+        return channels, height, width
 
     @property
     def device(self) -> torch.device:

@@ -7,8 +7,10 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +30,7 @@ from ihdm.data.lazy import Images, LazyImages
 from ihdm.data.shards import FoundPictures, Shards, open_shards, reads
 from ihdm.data.sources import Splits, locate, open_source
 from ihdm.data.stream import Beginnings, Stream
+from ihdm.domains import Domain, ImageDomain
 from ihdm.engine import host_bytes
 from ihdm.errors import IhdmError, UsageError
 from ihdm.labels import Labels
@@ -42,6 +45,8 @@ MEMORY_SHARE = 0.5  # of all memory that images may take
 class ImageSet:
     """Images to learn from and images to check on, uint8, (N, C, H, W) each; `held_out` may be empty.
 
+    Other data are float32 in [0, 1], (N, C, *grid), and say what domain they have (`own_domain`).
+
     Those of a set that is larger than the memory stay outside. Of a stream, `train` is the images at the beginnings of
     some shards; they stand for the others, which only `stream` gives. Where there are labels, `train_labels` and
     `held_out_labels` have the number of each image's, (N,).
@@ -54,12 +59,16 @@ class ImageSet:
     labels: Labels = Labels()
     train_labels: Tensor | None = None
     held_out_labels: Tensor | None = None
+    own_domain: Domain | None = None
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def domain(self) -> Domain:
+        return self.own_domain or ImageDomain(self.shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
         """(C, H, W) of one image."""
-        _, channels, height, width = self.train.shape
-        return channels, height, width
+        return tuple(self.train.shape[1:])
 
     def of(self, label: str) -> ImageSet:
         """Those of a label, of a set that is in memory."""
@@ -67,7 +76,8 @@ class ImageSet:
             raise UsageError(f"no image of {self.name} has the label {label!r}; there are {self.labels.words}")
         number = self.labels.names.index(label)
         train, held_out = self.train_labels == number, self.held_out_labels == number
-        return ImageSet(f"{self.name} ({label})", self.train[:][train], self.held_out[held_out])
+        some = self.train[:][train], self.held_out[held_out]
+        return ImageSet(f"{self.name} ({label})", *some, own_domain=self.own_domain)
 
     def fingerprint(self) -> str:
         """A short text that changes with the training images: their number, shape, and a thousand of them."""
@@ -85,6 +95,8 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, l
 
     lazy: leave training images where they are, as data.memory says, to be decoded when they are needed.
     """
+    if config.kind != "images":
+        return _reader(config).load(config, held_out_most)
     if config.stream:
         return _load_stream(config, held_out_most, lazy)
     splits = _opened(config.source)
@@ -99,15 +111,15 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, l
                 "data.on_error=skip lets other images take the places of broken ones, if they are not all in memory, "
                 "and those may have other labels; take data.memory=yes, or mend the images"
             )
-        decoder = Decoder(_readable(train, skip), config.size, config.channels)
+        decoder = Decoder(_readable(train, skip), _size(config), config.channels)
         images, kept = LazyImages(decoder, skip), torch.arange(len(train))
     else:
-        images, kept = decode_readable(train, config.size, config.channels, skip)
+        images, kept = decode_readable(train, _size(config), config.channels, skip)
     _, channels, height, width = images.shape
     held_out_images, held_out_kept = images[:0], torch.arange(0)
     if len(held_out):
         held_out_images, held_out_kept = decode_readable(held_out, (height, width), channels, skip)
-    told = [each[some] for each, some in zip(numbers, (kept, held_out_kept))]
+    told: list[Any] = [each[some] for each, some in zip(numbers, (kept, held_out_kept))]
     return ImageSet(_name(config.source), images, held_out_images, None, labels, *told)
 
 
@@ -124,7 +136,7 @@ def _load_stream(config: DataConfig, held_out_most: int | None, lazy: bool) -> I
     held_out = held_out or [one for one in found if looked_at.hold_out(one)]
     if not learnt:
         raise IhdmError(f"{config.source} has no training images in the {len(looked_at.shards)} shards looked into")
-    decoder = Decoder(_readable(FoundPictures(learnt), skip), config.size, config.channels)
+    decoder = Decoder(_readable(FoundPictures(learnt), skip), _size(config), config.channels)
     stream = Stream(train, decoder.fitting, looked_at, config.buffer, skip)
     channels, *size = decoder.shape
     images = decode(decoder.pictures, (size[0], size[1]), channels, skip)
@@ -147,24 +159,42 @@ def _stays_outside(config: DataConfig, train: Pictures) -> bool:
     if config.memory != "auto":
         return config.memory == "no"
     some = _readable(train, config.on_error == "skip", warn=False)
-    size = len(train) * math.prod(picture_shape(some, config.size, config.channels))
+    size = len(train) * math.prod(picture_shape(some, _size(config), config.channels))
     return size > MEMORY_SHARE * host_bytes()
+
+
+def data_domain(config: DataConfig, split: str = "train") -> Domain:
+    """The domain of what `load_images` would give, by the first of a split."""
+    return ImageDomain(image_shape(config, split)) if config.kind == "images" else _reader(config).domain(config, split)
+
+
+def _reader(config: DataConfig) -> Any:
+    """The file that reads another kind of data: it has `domain(config, split)` and `load(config, held_out_most)`."""
+    return import_module(f"ihdm.data.{config.kind}")
 
 
 def image_shape(config: DataConfig, split: str = "train") -> tuple[int, int, int]:
     """(C, H, W) of the images that `load_images` would give, by the first of a split; without one, of training."""
-    if config.size is not None and config.channels is not None:
-        return config.channels, *config.size
+    size = _size(config)
+    if size is not None and config.channels is not None:
+        return config.channels, *size
     skip = config.on_error == "skip"
     splits = _opened(config.source) if not config.stream else _first_of_each(_opened_stream(config.source), skip)
     pictures = _readable(splits.get(split) or splits["train"], skip, warn=False)
-    return picture_shape(pictures, config.size, config.channels)
+    return picture_shape(pictures, size, config.channels)
+
+
+def _size(config: DataConfig) -> tuple[int, int] | None:
+    """Height and width that images are brought to, if they are."""
+    return None if config.size is None else (config.size[0], config.size[1])
 
 
 def labels_of(config: DataConfig) -> Labels | None:
     """The labels of the images that `load_images` would give; None if they are on the hub, which is not asked."""
     if not config.labels:
         return Labels()
+    if config.kind != "images":
+        return load_images(config).labels
     if config.source != "digits" and not isinstance(locate(_given(config.source)), Path):
         return None
     splits = _opened(config.source)
@@ -228,4 +258,14 @@ def _split(train: Pictures, test: Pictures | None, holdout: float) -> tuple[Pict
     return Subset(train, kept), Subset(train, held_out)
 
 
-__all__ = ["ImageSet", "Images", "evenly_spaced", "image_shape", "labels_of", "load_images", "spread", "unit_batches"]
+__all__ = [
+    "ImageSet",
+    "Images",
+    "data_domain",
+    "evenly_spaced",
+    "image_shape",
+    "labels_of",
+    "load_images",
+    "spread",
+    "unit_batches",
+]

@@ -14,14 +14,14 @@ from ihdm.restoration import lift
 SMALLEST = 3  # pixels along an axis
 
 
-def read_one(path: Path, shape: tuple[int, int, int], resize: bool) -> tuple[Tensor, float | None, int]:
+def read_one(path: Path, shape: tuple[int, ...], resize: bool) -> tuple[Tensor, float | None, int]:
     """The image (C, H, W) in [0, 1], its blur width if that follows from its size, and the channels that it had.
 
     A smaller one of the same form is lifted to the model's grid; any other is cropped and brought to it, if allowed.
     """
     if not path.is_file():
         raise IhdmError(f"there is no file {path}")
-    files, grid = Files(path.parent, [path.name]), shape[1:]
+    files, grid = Files(path.parent, [path.name]), (shape[1], shape[2])
     channels, height, width = picture_shape(files, None, None)
     if height * grid[1] == width * grid[0] and height < grid[0]:
         if min(height, width) < SMALLEST:

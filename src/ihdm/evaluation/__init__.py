@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ihdm.config import DataConfig
-from ihdm.data import ImageSet, image_shape, load_images
+from ihdm.data import ImageSet, data_domain, load_images
 from ihdm.errors import UsageError
 from ihdm.evaluation.bound import Likelihood, likelihood
 from ihdm.evaluation.quality import METRICS, Quality, evaluate
@@ -17,16 +17,18 @@ def images_for(model: Model, source: str, resize: bool = False, label: str | Non
 
     label: of those that are wanted; None: all of them.
     """
-    config, shape = DataConfig(source=source, labels=label is not None), model.config.shape
-    if resize:
-        config = replace(config, size=shape[1:], channels=shape[0])
-    else:
-        for split in ("train", "test"):
-            if (found := image_shape(config, split)) != shape:
-                raise UsageError(
-                    f"the model makes images of {_words(shape)}, and those of {source} are {_words(found)} "
-                    f"(channels x height x width); with --resize they are brought to the model's"
-                )
+    config, domain = DataConfig(source=source, labels=label is not None), model.config.domain
+    if resize or domain.kind != config.kind:
+        config = replace(config, **domain.data_settings())
+    for split in ("train", "test"):
+        found = data_domain(config, split)
+        if found.shape != domain.shape and domain.kind == "images":
+            raise UsageError(
+                f"the model makes images of {_words(domain.shape)}, and those of {source} are {_words(found.shape)} "
+                f"(channels x height x width); with --resize they are brought to the model's"
+            )
+        if found != domain:
+            raise UsageError(f"the model makes {domain.noun}s of {domain.words}; those of {source} are {found.words}")
     images = load_images(config, held_out_most=None)
     return images if label is None else images.of(label)
 

@@ -19,7 +19,6 @@ from ihdm.errors import UsageError, unknown
 from ihdm.evaluation import drawings
 from ihdm.evaluation.drawings import NEIGHBOURS, SPACES
 from ihdm.execution import Execution
-from ihdm.heat import GridLaplacian
 from ihdm.metrics.distances import (
     KID_LEAST,
     Reference,
@@ -176,7 +175,7 @@ def evaluate(
     """
     n = min(n, COMPARED) if set(metrics) == {"neighbours"} else n
     workers, device = workers or Workers(), exact_device(model.device)
-    rings = Rings(GridLaplacian(model.config.shape[1:]))
+    rings = Rings(model.config.domain.laplacian)
     sources: dict[str, Reference] = {}
     if inception is not None:
         wanted: dict[str, Images] = {split: split_images(images, split)} if {"fid", "kid"} & set(metrics) else {}
@@ -224,7 +223,7 @@ def _generate(
     """Make the samples of all processes and look at each once."""
     share = workers.share(n)
     seen: list[Tensor] = [torch.empty(0, inception.num_features if inception else 0)]
-    first: list[Tensor] = [torch.empty(0, *model.config.shape, dtype=torch.uint8)]
+    first: list[Tensor] = [model.config.domain.kept(torch.empty(0, *model.config.shape))]
 
     def watched() -> Iterator[Tensor]:
         number = share.start

@@ -8,22 +8,22 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from ihdm.heat import GridLaplacian
+from ihdm.basis import Laplacian
 
 ROUNDING = 1 / (12 * 255**2)  # the power of what rounding to 8 bits adds to each coefficient
 
 
 class Rings:
-    """The cosine frequencies of a grid, gathered in rings as wide as the lowest of them.
+    """The frequencies of a Laplacian, gathered in rings as wide as the lowest of them.
 
     frequency: the mean frequency of each ring in radians per pixel, sqrt(-eigenvalue), from 0 (the mean colour) to
     pi sqrt(2) (the corner). modes: how many frequencies are in each ring.
     """
 
-    def __init__(self, laplacian: GridLaplacian):
+    def __init__(self, laplacian: Laplacian):
         self.laplacian = laplacian
         frequency = (-laplacian.eigenvalues).sqrt().flatten()
-        nearest = (frequency * max(laplacian.grid) / math.pi).round().long()
+        nearest = (frequency * laplacian.side / math.pi).round().long()
         _, self._ring = nearest.unique(return_inverse=True)
         self.modes = torch.bincount(self._ring).double()
         self.frequency = self._mean(frequency)

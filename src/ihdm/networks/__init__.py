@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ihdm.domains import Domain
 from ihdm.errors import UsageError
 from ihdm.processes.process import Network
 from ihdm.registry import NETWORKS
@@ -26,7 +27,7 @@ class Described(Protocol):
     def network(self) -> Any: ...
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def domain(self) -> Domain: ...
 
     @property
     def labels(self) -> Sized: ...
@@ -40,7 +41,7 @@ def build_network(config: Described, checkpoint: bool = False) -> nn.Module:
             f"the network {NETWORKS.kind(config.network)} cannot be told labels: its from_settings takes no number of "
             f"them; do without data.labels=true, or take another network"
         )
-    network = kind.from_settings(config.network, config.shape, **labels)
+    network = kind.from_settings(config.network, config.domain, **labels)
     if len(_demanded(network)) > 2:
         raise UsageError(
             f"the network {NETWORKS.kind(config.network)} insists on {', '.join(_demanded(network))}; it must do with "

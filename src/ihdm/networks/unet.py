@@ -1,8 +1,8 @@
 """The U-Net that takes one step back (App. B.1).
 
 Residual blocks with GroupNorm and SiLU, the level k added in each as a sinusoidal embedding, attention on the coarse
-feature maps. If images have labels, theirs are added to the embedding. Any number of channels and any height and width:
-odd sizes are rounded up going down, cut going up.
+feature maps. If images have labels, theirs are added to the embedding. Any number of channels and any size: odd ones
+are rounded up going down, cut going up. Signals of one axis go through as images of height 1; volumes have three axes.
 
 Coarse levels may be seen on smaller grids (`pyramid.py`): then a state enters at the resolution of its size, by a stem
 of its own, and leaves there by a head of its own. Finer resolutions are left out; coarser ones serve all depths.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,9 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from ihdm import kernels
+from ihdm.domains import Domain
 from ihdm.errors import UsageError
-from ihdm.heat import smaller
+from ihdm.heat import GridLaplacian, smaller
 from ihdm.networks.pyramid import Part, by_counts, by_levels, counts, cropped, embedded, joined
 from ihdm.settings import setting
 
@@ -82,6 +83,7 @@ class UNet(nn.Module):
     groups: of each normalisation; None: as `Norm` chooses.
     pyramid: the first level of each smaller grid.
     labels: how many it can be told of, as a condition (B,): 0, 1, ..., and `labels` for none, as without a condition.
+    axes: of the data, 1 to 3.
     Set `checkpoint` to keep only what enters each block for the backward pass, and compute the rest again.
     """
 
@@ -104,19 +106,21 @@ class UNet(nn.Module):
         groups: int | None = None,
         pyramid: Sequence[int] = (),
         labels: int = 0,
+        axes: int = 2,
     ):
         super().__init__()
-        self.dropout, self.pyramid = dropout, tuple(pyramid)
+        self.dropout, self.pyramid, self.axes = dropout, tuple(pyramid), axes
+        self.fused = axes < 3  # the GPU's kernels know images
         embedding = 4 * channels
         widths = [channels * multiplier for multiplier in multipliers]
         coarsest = len(widths) - 1
         self.blocks, self.resolutions = blocks, len(widths)
 
         def block(width_in: int, width: int, level: int) -> Block:
-            return Block(width_in, width, embedding, dropout, attend=level in attention)
+            return Block(width_in, width, embedding, dropout, axes, attend=level in attention)
 
         self.embed_level = LevelEmbedding(channels, embedding)
-        self.stem = Conv(channels_in, widths[0])
+        self.stem = Conv(channels_in, widths[0], axes)
         self.down = nn.ModuleList()
         width, skips = widths[0], [widths[0]]
         for level in range(len(widths)):
@@ -125,10 +129,10 @@ class UNet(nn.Module):
                 width = widths[level]
                 skips.append(width)
             if level < coarsest:
-                self.down.append(Downsample(width, resample))
+                self.down.append(Downsample(width, resample, axes))
                 skips.append(width)
         self.middle = nn.ModuleList(
-            [Block(width, width, embedding, dropout, attend=True), Block(width, width, embedding, dropout)]
+            [Block(width, width, embedding, dropout, axes, attend=attend) for attend in (True, False)]
         )
         self.up = nn.ModuleList()
         for level in reversed(range(len(widths))):
@@ -136,29 +140,32 @@ class UNet(nn.Module):
                 self.up.append(block(width + skips.pop(), widths[level], level))
                 width = widths[level]
             if level > 0:
-                self.up.append(Upsample(width, resample))
+                self.up.append(Upsample(width, resample, axes))
         self.head_norm = Norm(width, silu=True)
-        self.head = Conv(width, channels_out, zero=True)
+        self.head = Conv(width, channels_out, axes, zero=True)
         depths = range(1, 1 + len(self.pyramid))
-        self.stems = nn.ModuleList(SmallStem(channels_in, widths[depth - 1]) for depth in depths)
+        self.stems = nn.ModuleList(SmallStem(channels_in, widths[depth - 1], axes) for depth in depths)
         self.head_norms = nn.ModuleList(Norm(widths[depth], silu=True) for depth in depths)
-        self.heads = nn.ModuleList(Conv(widths[depth], channels_out, zero=True) for depth in depths)
+        self.heads = nn.ModuleList(Conv(widths[depth], channels_out, axes, zero=True) for depth in depths)
         self.embed_label = LabelEmbedding(labels, embedding) if labels else None
         for layer in self.modules():
             if groups and isinstance(layer, Norm):
                 layer.num_groups = groups
 
     @classmethod
-    def from_settings(cls, settings: UNetSettings, shape: tuple[int, ...], labels: int = 0) -> UNet:
-        """The untrained network for images (C, H, W)."""
-        return cls(shape[0], shape[0], **vars(settings), labels=labels)
+    def from_settings(cls, settings: UNetSettings, domain: Domain, labels: int = 0) -> UNet:
+        """The untrained network for images, or for other data on a grid."""
+        if not isinstance(domain.laplacian, GridLaplacian):
+            raise UsageError(f"the U-Net is for grids, not for {domain.kind}; take another network (network.kind)")
+        channels = domain.shape[0]
+        return cls(channels, channels, **vars(settings), labels=labels, axes=len(domain.grid))
 
     @staticmethod
-    def words(settings: UNetSettings, shape: tuple[int, ...]) -> str:
+    def words(settings: UNetSettings, domain: Domain) -> str:
         """The network in a line, for `ihdm info`."""
-        sizes = [_listed(smaller(shape[1:], level), "x") for level in settings.attention]
+        sizes = [_listed(smaller(domain.grid, level), "x") for level in settings.attention]
         seen = [
-            f", {_listed(smaller(shape[1:], depth), 'x')} from level {level} on"
+            f", {_listed(smaller(domain.grid, depth), 'x')} from level {level} on"
             for depth, level in enumerate(settings.pyramid, start=1)
         ]
         widths = ", ".join(str(settings.channels * multiplier) for multiplier in settings.multipliers)
@@ -185,7 +192,10 @@ class UNet(nn.Module):
         """depth: that of all images, whatever their levels; None: as `depth_parts` says."""
         if condition is not None and self.embed_label is None:
             raise UsageError("this U-Net knows nothing but the state and its level: it takes no condition")
-        return joined(self._answer, self.depth_parts(k) if depth is None else [Part(None, depth)], u, k, condition)
+        parts = self.depth_parts(k) if depth is None else [Part(None, depth)]
+        if self.axes == 1:
+            return joined(self._answer, parts, u[:, :, None], k, condition)[:, :, 0]
+        return joined(self._answer, parts, u, k, condition)
 
     def _answer(self, depth: int | None, u: Tensor, k: Tensor, label: Tensor | None) -> Tensor:
         """At one depth, which enters after so many resolutions, and leaves before them."""
@@ -204,7 +214,7 @@ class UNet(nn.Module):
             if isinstance(layer, Block):
                 h = self._through(layer, next(settings), h, skips.pop())
             else:
-                h = layer(h, size=skips[-1].shape[-2:])
+                h = layer(h, size=skips[-1].shape[2:])
         if not at:
             return self.head(self.head_norm([h])[0])
         answer = self.heads[at - 1](self.head_norms[at - 1]([h])[0])
@@ -238,23 +248,29 @@ class UNet(nn.Module):
         return torch.utils.checkpoint.checkpoint(run, *settings, *parts, use_reentrant=False, preserve_rng_state=random)
 
 
-class Conv(nn.Conv2d):
-    """A convolution of 3x3 pixels, to whose result a residual may be added."""
+class Conv(nn.Module):
+    """A convolution of 3 pixels along each axis, to whose result a residual may be added; begun as torch does."""
 
-    bias: Tensor
-
-    def __init__(self, width_in: int, width: int, stride: int = 1, zero: bool = False):
-        super().__init__(width_in, width, 3, stride, padding=1)
+    def __init__(self, width_in: int, width: int, axes: int = 2, stride: int = 1, zero: bool = False):
+        super().__init__()
+        size = {1: (1, 3), 2: (3, 3), 3: (3, 3, 3)}[axes]
+        self.stride, self.padding = tuple(stride if n > 1 else 1 for n in size), tuple(n // 2 for n in size)
+        self.weight, self.bias = nn.Parameter(torch.empty(width, width_in, *size)), nn.Parameter(torch.empty(width))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        nn.init.uniform_(self.bias, -1 / (bound := math.sqrt(width_in * math.prod(size))), 1 / bound)
         _zero(self, zero)
 
     def forward(self, x: Tensor, residual: Tensor | None = None, its_bias: Tensor | None = None) -> Tensor:
         bias = self.bias if its_bias is None else self.bias + its_bias
         if bias.ndim == 2:
             return kernels.add(self.without_bias(x), bias, residual)
-        return _sum(F.conv2d(x, self.weight, bias, self.stride, self.padding), residual)
+        return _sum(self._convolved(x, self.weight, bias), residual)
 
     def without_bias(self, x: Tensor) -> Tensor:
-        return F.conv2d(x, self.weight, None, self.stride, self.padding)
+        return self._convolved(x, self.weight)
+
+    def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return (F.conv2d if x.ndim == 4 else F.conv3d)(x, weight, bias, self.stride, self.padding)
 
 
 class SmallStem(Conv):
@@ -262,8 +278,7 @@ class SmallStem(Conv):
 
     def forward(self, u: Tensor, depth: int) -> Tensor:  # type: ignore[override]
         small = cropped(_wide(u), depth)
-        h = F.conv2d(small, self.weight.to(small.dtype), None, self.stride, self.padding).to(u.dtype)
-        return kernels.add(h, self.bias) if self.bias.ndim == 2 else h + self.bias[:, None, None]
+        return _biased(self._convolved(small, self.weight.to(small.dtype)).to(u.dtype), self.bias)
 
 
 class Mix(nn.Linear):
@@ -331,7 +346,7 @@ class Norm(nn.GroupNorm):
             options = self.num_groups, self.eps, self.silu, shift, self.dropout, seed
             return kernels.norm(parts, self.weight, self.bias, *options)
         x = parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
-        h = x if shift is None else x + shift[:, :, None, None]
+        h = x if shift is None else x + _everywhere(shift, x)
         wide = h if h.device.type == "cpu" else h.float()  # a CPU computes in float32 by itself
         y = F.group_norm(wide, self.num_groups, self.weight, self.bias, self.eps).to(x.dtype)
         y = F.silu(y, inplace=not y.requires_grad) if self.silu else y
@@ -341,13 +356,13 @@ class Norm(nn.GroupNorm):
 class Block(nn.Module):
     """A residual block, with attention after it where asked: h = skip(x) + f(x, k)."""
 
-    def __init__(self, width_in: int, width: int, embedding: int, dropout: float, attend: bool = False):
+    def __init__(self, width_in: int, width: int, embedding: int, dropout: float, axes: int = 2, attend: bool = False):
         super().__init__()
         self.enter_norm = Norm(width_in, silu=True)
-        self.enter = Conv(width_in, width)
+        self.enter = Conv(width_in, width, axes)
         self.level = nn.Linear(embedding, width)
         self.leave_norm = Norm(width, silu=True, dropout=dropout)
-        self.leave = Conv(width, width, zero=True)
+        self.leave = Conv(width, width, axes, zero=True)
         self.skip = Skip(width_in, width) if width_in != width else None
         self.attention = Attention(width) if attend else None
 
@@ -368,7 +383,7 @@ class Skip(nn.Conv2d):
         super().__init__(width_in, width, 1)
 
     def forward(self, parts: Sequence[Tensor]) -> Tensor:  # type: ignore[override]
-        if len(parts) == 1:
+        if len(parts) == 1 and parts[0].ndim == 4:
             return F.conv2d(parts[0], self.weight)
         weights = self.weight.flatten(1).split([part.shape[1] for part in parts], dim=1)
         h = _pixels(parts[0]).flatten(0, 1) @ weights[0].T
@@ -393,33 +408,38 @@ class Attention(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Half the height and width, rounded up."""
+    """Half of each axis, rounded up."""
 
-    def __init__(self, width: int, resample: Resample):
+    def __init__(self, width: int, resample: Resample, axes: int = 2):
         super().__init__()
-        self.conv = Conv(width, width, stride=2) if resample == "conv" else None
+        self.size = (1, 2) if axes == 1 else (2,) * axes
+        self.conv = Conv(width, width, axes, stride=2) if resample == "conv" else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.conv is None:
-            return F.avg_pool2d(x, 2, ceil_mode=True, count_include_pad=False)
+            pool: Any = F.avg_pool2d if x.ndim == 4 else F.avg_pool3d
+            return pool(x, self.size, ceil_mode=True, count_include_pad=False)
         return self.conv(x)
 
 
 class Upsample(nn.Module):
-    """Twice the height and width by repetition, cut to the size of the finer feature map."""
+    """Twice each axis by repetition, cut to the size of the finer feature map."""
 
-    def __init__(self, width: int, resample: Resample):
+    def __init__(self, width: int, resample: Resample, axes: int = 2):
         super().__init__()
-        self.conv = Conv(width, width) if resample == "conv" else None
+        self.factors = (1.0, 2.0) if axes == 1 else (2.0,) * axes
+        self.conv = Conv(width, width, axes) if resample == "conv" else None
 
     def forward(self, x: Tensor, size: Sequence[int]) -> Tensor:
-        if self.conv is None or size[0] % 2 or size[1] % 2:
-            x = F.interpolate(x, scale_factor=2, mode="nearest")[..., : size[0], : size[1]]
+        if self.conv is None or self.factors != (2, 2) or size[0] % 2 or size[1] % 2:
+            x = F.interpolate(x, scale_factor=self.factors, mode="nearest")
+            for dim, n in enumerate(size, start=2):
+                x = x.narrow(dim, 0, n)
             return x if self.conv is None else self.conv(x)
         # Repeating pixels and convolving is one transposed convolution, with 4/9 of the arithmetic.
         kernel = 4 * F.avg_pool2d(self.conv.weight.flip(2, 3), 2, stride=1, padding=1)
         h = F.conv_transpose2d(x, kernel.transpose(0, 1), stride=2, padding=1)
-        return kernels.add(h, self.conv.bias) if self.conv.bias.ndim == 2 else h + self.conv.bias[:, None, None]
+        return _biased(h, self.conv.bias)
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -432,6 +452,15 @@ def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if (width > 256 and images * length**2 <= 2**31) if q.is_cuda else length <= 64:
         return torch.softmax(torch.bmm(q * width**-0.5, k.mT), dim=-1) @ v
     return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
+
+
+def _everywhere(vector: Tensor, x: Tensor) -> Tensor:
+    """Channels (C,) or (B, C), with ones added so that they go with feature maps."""
+    return vector.view(*vector.shape, *[1] * (x.ndim - 2))
+
+
+def _biased(h: Tensor, bias: Tensor) -> Tensor:
+    return kernels.add(h, bias) if bias.ndim == 2 else h + _everywhere(bias, h)
 
 
 def _sum(h: Tensor, residual: Tensor | None) -> Tensor:
@@ -447,16 +476,16 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _pixels(x: Tensor) -> Tensor:
-    """(B, C, H, W) as (B, H W, C), without a copy if the memory is in that order already."""
+    """(B, C, *grid) as (B, pixels, C), without a copy if the memory is in that order already."""
     return x.flatten(2).transpose(1, 2)
 
 
 def _image(pixels: Tensor, like: Tensor) -> Tensor:
-    """The reverse of `_pixels`, for feature maps of the same height and width as `like`."""
+    """The reverse of `_pixels`, for feature maps of the same size as `like`."""
     return pixels.transpose(1, 2).unflatten(2, like.shape[2:])
 
 
-def _zero(layer: nn.Conv2d | nn.Linear, zero: bool) -> None:
+def _zero(layer: nn.Module, zero: bool) -> None:
     """Let a residual branch start as the identity, if asked."""
     if zero:
         for parameter in layer.parameters():

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ihdm.basis import Laplacian
 from ihdm.constant import Constant
-from ihdm.heat import GridLaplacian
+from ihdm.domains import Domain
 from ihdm.noise import InterpolatedNoise, SeededNoise
 from ihdm.processes.diagonal import EtaSteps
 from ihdm.processes.diagonal_bound import from_normal
 from ihdm.processes.noise_predicting import NoisePredicting, Skip, floored, kept, measured
-from ihdm.processes.process import Batches, Shape
+from ihdm.processes.process import Batches
 from ihdm.processes.spectrum import Spectrum
 from ihdm.settings import setting
 
@@ -47,9 +48,7 @@ class Blurring(NoisePredicting):
     grown = "grown from noise"
     method = "Hoogeboom, Salimans, *Blurring Diffusion Models*, ICLR 2023"
 
-    def __init__(
-        self, settings: BlurringSettings, sampling: EtaSteps, laplacian: GridLaplacian, spectrum: Spectrum | None
-    ):
+    def __init__(self, settings: BlurringSettings, sampling: EtaSteps, laplacian: Laplacian, spectrum: Spectrum | None):
         s = torch.arange(settings.K + 1, dtype=torch.float64) / settings.K
         first, last = math.atan(math.exp(-LOG_SNR / 2)), math.atan(math.exp(LOG_SNR / 2))
         phi = first + (last - first) * s
@@ -62,15 +61,15 @@ class Blurring(NoisePredicting):
         self._grey = Constant(laplacian.to_spectrum(torch.full((1, 1, *laplacian.grid), 0.5, dtype=torch.float64)))
 
     @classmethod
-    def from_images(cls, settings: BlurringSettings, sampling: EtaSteps, shape: Shape, batches: Batches) -> Blurring:
-        laplacian = GridLaplacian(shape[1:])
+    def from_images(cls, settings: BlurringSettings, sampling: EtaSteps, domain: Domain, batches: Batches) -> Blurring:
+        laplacian = domain.laplacian
         return cls(settings, sampling, laplacian, measured(laplacian, settings.skip, batches))
 
     @classmethod
     def from_state(
-        cls, settings: BlurringSettings, sampling: EtaSteps, shape: Shape, state: Mapping[str, Tensor]
+        cls, settings: BlurringSettings, sampling: EtaSteps, domain: Domain, state: Mapping[str, Tensor]
     ) -> Blurring:
-        return cls(settings, sampling, GridLaplacian(shape[1:]), kept(state, settings.skip, shape))
+        return cls(settings, sampling, domain.laplacian, kept(state, settings.skip, domain.shape))
 
     def centre_like(self, u_hat: Tensor) -> Tensor:
         """Mid-grey: a coefficient of frequency 0 alone."""
@@ -84,7 +83,7 @@ class Blurring(NoisePredicting):
         return from_normal(self, u_0)
 
     @classmethod
-    def summary(cls, settings: BlurringSettings, sampling: EtaSteps, shape: Shape) -> str:
+    def summary(cls, settings: BlurringSettings, sampling: EtaSteps, domain: Domain) -> str:
         return f"{cls.title}, K = {settings.K}, sigma_B up to {settings.sigma_B_max:g} pixels, {settings.skip} skip"
 
     def level_words(self, k: int) -> str:

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ihdm.basis import Laplacian
 from ihdm.constant import Constant
-from ihdm.heat import GridLaplacian
+from ihdm.domains import Domain
 from ihdm.noise import InterpolatedNoise, SeededNoise
-from ihdm.processes.process import Batches, Network, Process, Shape, Steps, fitting
+from ihdm.processes.process import Batches, Network, Process, Steps, fitting
 from ihdm.processes.widths import BlurWidths
 from ihdm.settings import setting
 
@@ -60,10 +61,10 @@ class Cold(Process):
     noisy = False
 
     def __init__(
-        self, settings: ColdSettings, sampling: ColdSampling, laplacian: GridLaplacian, mean: Tensor, covariance: Tensor
+        self, settings: ColdSettings, sampling: ColdSampling, laplacian: Laplacian, mean: Tensor, covariance: Tensor
     ):
         self.K, self.sampling, self.laplacian = settings.K, sampling, laplacian
-        self.schedule = settings.schedule(laplacian.grid)
+        self.schedule = settings.schedule(laplacian)
         alpha = torch.exp(self.schedule.t.view(-1, *[1] * len(laplacian.grid)) * laplacian.eigenvalues)
         alpha[-1] = laplacian.eigenvalues == 0
         powers, axes = torch.linalg.eigh(covariance.double())
@@ -71,17 +72,17 @@ class Cold(Process):
         self._root = Constant((axes * powers.clamp_min(0).sqrt()) @ axes.mT)
 
     @classmethod
-    def from_images(cls, settings: ColdSettings, sampling: ColdSampling, shape: Shape, batches: Batches) -> Cold:
+    def from_images(cls, settings: ColdSettings, sampling: ColdSampling, domain: Domain, batches: Batches) -> Cold:
         colours = torch.cat([u_0.double().flatten(2).mean(2).cpu() for u_0 in batches(None, "averaging images")])
-        covariance = torch.cov(colours.T, correction=0).view(shape[0], shape[0])
-        return cls(settings, sampling, GridLaplacian(shape[1:]), colours.mean(0), covariance)
+        covariance = torch.cov(colours.T, correction=0).view(*domain.shape[:1] * 2)
+        return cls(settings, sampling, domain.laplacian, colours.mean(0), covariance)
 
     @classmethod
     def from_state(
-        cls, settings: ColdSettings, sampling: ColdSampling, shape: Shape, state: Mapping[str, Tensor]
+        cls, settings: ColdSettings, sampling: ColdSampling, domain: Domain, state: Mapping[str, Tensor]
     ) -> Cold:
-        fitting(state, {"colours.mean": shape[:1], "colours.covariance": shape[:1] * 2})
-        return cls(settings, sampling, GridLaplacian(shape[1:]), state["colours.mean"], state["colours.covariance"])
+        fitting(state, {"colours.mean": domain.shape[:1], "colours.covariance": domain.shape[:1] * 2})
+        return cls(settings, sampling, domain.laplacian, state["colours.mean"], state["colours.covariance"])
 
     def state(self) -> dict[str, Tensor]:
         return {"colours.mean": self._mean.value, "colours.covariance": self._covariance.value}
@@ -115,8 +116,8 @@ class Cold(Process):
         return colour.view(*grey.shape, *ones) + self.sampling.start_noise * (eps - grey.view(*grey.shape, *ones))
 
     @classmethod
-    def summary(cls, settings: ColdSettings, sampling: ColdSampling, shape: Shape) -> str:
-        schedule = settings.schedule(shape[1:])
+    def summary(cls, settings: ColdSettings, sampling: ColdSampling, domain: Domain) -> str:
+        schedule = settings.schedule(domain.laplacian)
         widths = f"sigma_B {schedule.sigma_B_min:g} to {schedule.sigma_B_max:g} pixels, then blank"
         return f"{cls.title}, K = {settings.K}, {widths}"
 

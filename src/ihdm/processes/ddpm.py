@@ -16,10 +16,11 @@ from torch import Tensor
 
 from ihdm.basis import Pixels
 from ihdm.constant import Constant, rows
+from ihdm.domains import Domain
 from ihdm.noise import InterpolatedNoise, SeededNoise
 from ihdm.processes.diagonal import Diagonal, EtaSteps
 from ihdm.processes.diagonal_bound import DiagonalBound, from_normal, nothing_to_choose
-from ihdm.processes.process import Network, Shape
+from ihdm.processes.process import Network
 from ihdm.settings import setting
 
 LONG = 1000  # levels that the linear schedule's ends were chosen for
@@ -51,7 +52,9 @@ class DDPM(Diagonal):
     method = "Ho, Jain, Abbeel, *Denoising Diffusion Probabilistic Models*, NeurIPS 2020"
     centre = 0.5
 
-    def __init__(self, settings: DiffusionSettings, sampling: DiffusionSampling | None = None, shape: Shape = ()):
+    def __init__(
+        self, settings: DiffusionSettings, sampling: DiffusionSampling | None = None, domain: Domain | None = None
+    ):
         self.settings, self.sampling, self.K = settings, sampling or DiffusionSampling(), settings.K
         self.basis = Pixels()
         self._alpha, self._sigma = Constant(self.alpha_bar.sqrt()), Constant((1 - self.alpha_bar).sqrt() / 2)
@@ -103,7 +106,7 @@ class DDPM(Diagonal):
         return DiagonalBound(self, partial(from_normal, self), spread=float(self._sigma.value[1]))
 
     @classmethod
-    def summary(cls, settings: DiffusionSettings, sampling: DiffusionSampling, shape: Shape) -> str:
+    def summary(cls, settings: DiffusionSettings, sampling: DiffusionSampling, domain: Domain) -> str:
         return f"{cls.title}, K = {settings.K}, {settings.betas} betas"
 
     def level_words(self, k: int) -> str:

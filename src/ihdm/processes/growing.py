@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from ihdm.constant import rows
-from ihdm.heat import GridLaplacian
+from ihdm.domains import Domain
 from ihdm.likelihood import prior_term
 from ihdm.noise import InterpolatedNoise, SeededNoise
 from ihdm.prior import Prior
 from ihdm.processes.diagonal import EtaSteps
 from ihdm.processes.noise_predicting import NoisePredicting, Skip, floored, kept, measured
-from ihdm.processes.process import Batches, Shape
+from ihdm.processes.process import Batches
 from ihdm.processes.spectrum import Spectrum
 from ihdm.processes.widths import BlurWidths
 from ihdm.schedule import Schedule
@@ -62,15 +62,18 @@ class GrowingHeat(NoisePredicting):
 
     def __init__(self, settings: GrowingSettings, sampling: EtaSteps, prior: Prior, spectrum: Spectrum | None = None):
         laplacian = prior.laplacian
-        self.schedule, self.prior = settings.schedule(laplacian.grid), prior
+        self.schedule, self.prior = settings.schedule(laplacian), prior
         t = self.schedule.t.view(-1, *[1] * len(laplacian.grid))
         alpha = floored(torch.exp(t * laplacian.eigenvalues))
         super().__init__(laplacian, alpha, settings.noise(self.schedule), sampling, spectrum)
         self.sigma_K = float(self._sigma.value[-1])
 
     @classmethod
-    def from_images(cls, settings: GrowingSettings, sampling: EtaSteps, shape: Shape, batches: Batches) -> GrowingHeat:
-        laplacian, t_K = GridLaplacian(shape[1:]), float(settings.schedule(shape[1:]).t[-1])
+    def from_images(
+        cls, settings: GrowingSettings, sampling: EtaSteps, domain: Domain, batches: Batches
+    ) -> GrowingHeat:
+        laplacian = domain.laplacian
+        t_K = float(settings.schedule(laplacian).t[-1])
         spectrum = measured(laplacian, settings.skip, batches)
         return cls(
             settings, sampling, Prior.from_images(laplacian, t_K, batches(None, "blurring for the prior")), spectrum
@@ -78,11 +81,11 @@ class GrowingHeat(NoisePredicting):
 
     @classmethod
     def from_state(
-        cls, settings: GrowingSettings, sampling: EtaSteps, shape: Shape, state: Mapping[str, Tensor]
+        cls, settings: GrowingSettings, sampling: EtaSteps, domain: Domain, state: Mapping[str, Tensor]
     ) -> GrowingHeat:
-        spectrum = kept(state, settings.skip, shape, prior_coefficients=(None, shape[0], None))
-        t_K = float(settings.schedule(shape[1:]).t[-1])
-        return cls(settings, sampling, Prior(GridLaplacian(shape[1:]), t_K, state["prior.coefficients"]), spectrum)
+        spectrum = kept(state, settings.skip, domain.shape, prior_coefficients=(None, domain.shape[0], None))
+        t_K = float(settings.schedule(domain.laplacian).t[-1])
+        return cls(settings, sampling, Prior(domain.laplacian, t_K, state["prior.coefficients"]), spectrum)
 
     def state(self) -> dict[str, Tensor]:
         return super().state() | {"prior.coefficients": self.prior.coefficients}
@@ -106,8 +109,8 @@ class GrowingHeat(NoisePredicting):
         return prior_term(self.prior, u_0, self.sigma_K, [self.sigma_K])[0]
 
     @classmethod
-    def summary(cls, settings: GrowingSettings, sampling: EtaSteps, shape: Shape) -> str:
-        schedule = settings.schedule(shape[1:])
+    def summary(cls, settings: GrowingSettings, sampling: EtaSteps, domain: Domain) -> str:
+        schedule = settings.schedule(domain.laplacian)
         noise = settings.noise(schedule)
         return (
             f"{cls.title}, K = {settings.K}, sigma_B {schedule.sigma_B_min:g} to {schedule.sigma_B_max:g} pixels, "

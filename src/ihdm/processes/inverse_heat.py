@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from ihdm.basis import Laplacian
 from ihdm.constant import Constant, rows
+from ihdm.domains import Domain
 from ihdm.errors import UsageError
 from ihdm.heat import GaussianFilter, GridLaplacian
 from ihdm.noise import InterpolatedNoise, SeededNoise
@@ -22,7 +24,7 @@ from ihdm.prior import Prior
 from ihdm.processes.diagonal import Diagonal
 from ihdm.processes.heat_bound import HeatBound
 from ihdm.processes.linear import LEAST_SIGMA, LinearPredictor
-from ihdm.processes.process import Batches, Network, Shape, Steps, evenly, fitting
+from ihdm.processes.process import Batches, Network, Steps, evenly, fitting
 from ihdm.processes.skip import IdentitySkip, LinearSkip, Skip
 from ihdm.processes.spectrum import SPECTRUM_MOST, Spectrum, guesses
 from ihdm.processes.widths import BlurWidths
@@ -87,7 +89,7 @@ class InverseHeat(Diagonal):
     hold: corrects predictions, such as by an image that is to be restored.
     """
 
-    laplacian: GridLaplacian
+    laplacian: Laplacian
     schedule: Schedule
     sigma: float
     skip: Skip = field(default_factory=IdentitySkip)
@@ -117,7 +119,7 @@ class InverseHeat(Diagonal):
         return self.schedule.K
 
     @property
-    def basis(self) -> GridLaplacian:  # type: ignore[override]
+    def basis(self) -> Laplacian:  # type: ignore[override]
         return self.laplacian
 
     @property
@@ -141,11 +143,14 @@ class InverseHeat(Diagonal):
         _check_sampler(sampling, settings.K, settings.sigma, settings.blur == "heat")
 
     @classmethod
-    def from_images(cls, settings: HeatSettings, sampling: HeatSampling, shape: Shape, batches: Batches) -> InverseHeat:
+    def from_images(
+        cls, settings: HeatSettings, sampling: HeatSampling, domain: Domain, batches: Batches
+    ) -> InverseHeat:
         """Measure the spectrum of the images, and blur them for the prior; of a filter's all coefficients are kept."""
-        laplacian, t_K = GridLaplacian(shape[1:]), float(settings.schedule(shape[1:]).t[-1])
+        laplacian = domain.laplacian
+        t_K = float(settings.schedule(laplacian).t[-1])
         if settings.blur == "gaussian":
-            filter = GaussianFilter(laplacian.grid)
+            filter = _filter(domain)
             prior = Prior.from_images(laplacian, t_K, batches(FILTERED_MOST, "blurring for the prior"), filter)
             return cls._built(settings, sampling, laplacian, prior)
         spectrum = Spectrum.from_images(laplacian, batches(SPECTRUM_MOST, "measuring the spectrum"))
@@ -154,16 +159,16 @@ class InverseHeat(Diagonal):
 
     @classmethod
     def from_state(
-        cls, settings: HeatSettings, sampling: HeatSampling, shape: Shape, state: Mapping[str, Tensor]
+        cls, settings: HeatSettings, sampling: HeatSampling, domain: Domain, state: Mapping[str, Tensor]
     ) -> InverseHeat:
         """Models with the identity skip of 0.1.0 did not keep their spectrum."""
-        shapes: dict[str, tuple[int | None, ...]] = {"prior.coefficients": (None, shape[0], None)}
-        measured = settings.skip == "linear" or any(name in state for name in Spectrum.shapes(shape))
-        shapes |= Spectrum.shapes(shape) if measured else {}
+        shapes: dict[str, tuple[int | None, ...]] = {"prior.coefficients": (None, domain.shape[0], None)}
+        measured = settings.skip == "linear" or any(name in state for name in Spectrum.shapes(domain.shape))
+        shapes |= Spectrum.shapes(domain.shape) if measured else {}
         fitting(state, shapes)
-        laplacian = GridLaplacian(shape[1:])
-        filter = GaussianFilter(laplacian.grid) if settings.blur == "gaussian" else None
-        t_K = float(settings.schedule(shape[1:]).t[-1])
+        laplacian = domain.laplacian
+        filter = _filter(domain) if settings.blur == "gaussian" else None
+        t_K = float(settings.schedule(laplacian).t[-1])
         prior = Prior(laplacian, t_K, state["prior.coefficients"], filter)
         return cls._built(settings, sampling, laplacian, prior, Spectrum.from_state(state) if measured else None)
 
@@ -172,11 +177,11 @@ class InverseHeat(Diagonal):
         cls,
         settings: HeatSettings,
         sampling: HeatSampling,
-        laplacian: GridLaplacian,
+        laplacian: Laplacian,
         prior: Prior,
         spectrum: Spectrum | None = None,
     ) -> InverseHeat:
-        schedule = settings.schedule(laplacian.grid)
+        schedule = settings.schedule(laplacian)
         skip: Skip = IdentitySkip()
         if settings.skip == "linear" and spectrum is not None:
             skip = LinearSkip(LinearPredictor(laplacian, schedule, settings.sigma, spectrum))
@@ -323,8 +328,8 @@ class InverseHeat(Diagonal):
     # In words
 
     @classmethod
-    def summary(cls, settings: HeatSettings, sampling: HeatSampling, shape: Shape) -> str:
-        schedule = settings.schedule(shape[1:])
+    def summary(cls, settings: HeatSettings, sampling: HeatSampling, domain: Domain) -> str:
+        schedule = settings.schedule(domain.laplacian)
         filter = ", Gaussian filter" if settings.blur == "gaussian" else ""
         return (
             f"{cls.title}, K = {settings.K}, sigma_B {schedule.sigma_B_min:g} to {schedule.sigma_B_max:g} pixels, "
@@ -332,8 +337,8 @@ class InverseHeat(Diagonal):
         )
 
     @classmethod
-    def remarks(cls, settings: HeatSettings, shape: Shape) -> list[str]:
-        found, widest, longest = [], settings.schedule(shape[1:]).sigma_B_max, max(shape[1:])
+    def remarks(cls, settings: HeatSettings, domain: Domain) -> list[str]:
+        found, widest, longest = [], settings.schedule(domain.laplacian).sigma_B_max, domain.laplacian.side
         if settings.sigma == 0:
             found.append("warning: without noise (process.sigma=0) the reverse process is unstable (App. C.5)")
         if widest < longest / 2:
@@ -359,6 +364,12 @@ class InverseHeat(Diagonal):
 def as_published(settings: Any) -> bool:
     """Whether it is the process of the authors' code: the heat equation, and a network that adds to the image."""
     return isinstance(settings, HeatSettings) and (settings.skip, settings.blur) == ("identity", "heat")
+
+
+def _filter(domain: Domain) -> GaussianFilter:
+    if not isinstance(domain.laplacian, GridLaplacian):
+        raise UsageError(f"a Gaussian filter (process.blur=gaussian) is for grids, not for {domain.kind}")
+    return GaussianFilter(domain.grid)
 
 
 def _check_sampler(sampling: HeatSampling, K: int, sigma: float, heat: bool) -> None:

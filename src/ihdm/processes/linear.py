@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ihdm.basis import Laplacian
 from ihdm.constant import Constant, rows
-from ihdm.heat import GridLaplacian
 from ihdm.processes.spectrum import Spectrum, rotate
 from ihdm.schedule import Schedule
 
@@ -22,7 +22,7 @@ class LinearPredictor:
     P E_j^2 sigma^2 / (P E_k^2 + sigma^2).
     """
 
-    def __init__(self, laplacian: GridLaplacian, schedule: Schedule, sigma: float, spectrum: Spectrum):
+    def __init__(self, laplacian: Laplacian, schedule: Schedule, sigma: float, spectrum: Spectrum):
         if sigma <= 0:
             raise ValueError("linear prediction needs noise (sigma > 0); without it use process.skip=identity")
         self.laplacian, self.sigma, self.spectrum = laplacian, sigma, spectrum

@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from ihdm.basis import Laplacian
 from ihdm.constant import Constant, rows
-from ihdm.heat import GridLaplacian
 from ihdm.processes.diagonal import Diagonal, EtaSteps
 from ihdm.processes.diagonal_bound import DiagonalBound, nothing_to_choose
-from ihdm.processes.process import Batches, Network, Shape, fitting
+from ihdm.processes.process import Batches, Network, fitting
 from ihdm.processes.spectrum import SPECTRUM_MOST, Spectrum, rotate
 
 MOST_AHEAD = math.e  # that a change of the prediction is amplified by in second order
@@ -37,7 +37,7 @@ class NoisePredicting(Diagonal):
     Sampling = EtaSteps
 
     def __init__(
-        self, laplacian: GridLaplacian, alpha: Tensor, sigma: Tensor, sampling: EtaSteps, spectrum: Spectrum | None
+        self, laplacian: Laplacian, alpha: Tensor, sigma: Tensor, sampling: EtaSteps, spectrum: Spectrum | None
     ):
         self.basis = self.laplacian = laplacian
         self.K, self.sampling, self.spectrum = len(sigma) - 1, sampling, spectrum
@@ -120,14 +120,16 @@ def floored(decay: Tensor) -> Tensor:
     return (1 - FLOOR) * decay + FLOOR
 
 
-def measured(laplacian: GridLaplacian, skip: Skip, batches: Batches) -> Spectrum | None:
+def measured(laplacian: Laplacian, skip: Skip, batches: Batches) -> Spectrum | None:
     """The spectrum of training images, if it is needed."""
     return (
         Spectrum.from_images(laplacian, batches(SPECTRUM_MOST, "measuring the spectrum")) if skip == "linear" else None
     )
 
 
-def kept(state: Mapping[str, Tensor], skip: Skip, shape: Shape, **others: tuple[int | None, ...]) -> Spectrum | None:
+def kept(
+    state: Mapping[str, Tensor], skip: Skip, shape: tuple[int, ...], **others: tuple[int | None, ...]
+) -> Spectrum | None:
     """The spectrum as it was saved; ValueError if the state has not what it should have."""
     shapes = Spectrum.shapes(shape) if skip == "linear" else {}
     fitting(state, shapes | {name.replace("_", ".", 1): form for name, form in others.items()})

@@ -22,7 +22,8 @@ from ihdm.settings import as_tree, setting, updated
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from ihdm.heat import GridLaplacian
+    from ihdm.basis import Laplacian
+    from ihdm.domains import Domain
     from ihdm.likelihood import Bounding
     from ihdm.prior import Prior
     from ihdm.processes.spectrum import Spectrum
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 Network = Callable[[Tensor, Tensor], Tensor]  # of a state and its levels; whatever else it is told, it has been told
 Batches = Callable[[int | None, str], Iterable[Tensor]]  # training images in [0, 1]: at most so many; doing what
-Shape = tuple[int, ...]  # (C, *grid) of one image
 
 
 @dataclass(frozen=True)
@@ -65,28 +65,28 @@ class Process(ABC):
         """Refuse settings that are possible one by one but not together."""
 
     @classmethod
-    def from_images(cls, settings: Any, sampling: Any, shape: Shape, batches: Batches) -> Self:
+    def from_images(cls, settings: Any, sampling: Any, domain: Domain, batches: Batches) -> Self:
         """The process for training images, from which it may learn something that it keeps in its state."""
-        return cls.from_state(settings, sampling, shape, {})
+        return cls.from_state(settings, sampling, domain, {})
 
     @classmethod
-    def from_state(cls, settings: Any, sampling: Any, shape: Shape, state: Mapping[str, Tensor]) -> Self:
+    def from_state(cls, settings: Any, sampling: Any, domain: Domain, state: Mapping[str, Tensor]) -> Self:
         """The process as it was saved; ValueError if the state does not belong to it."""
         fitting(state, {})
-        return cls(settings, sampling, shape)  # type: ignore[call-arg]
+        return cls(settings, sampling, domain)  # type: ignore[call-arg]
 
     def state(self) -> dict[str, Tensor]:
         """What is saved with the weights. Names that begin with "prior." have a file of their own."""
         return {}
 
     @classmethod
-    def summary(cls, settings: Any, sampling: Any, shape: Shape) -> str:
+    def summary(cls, settings: Any, sampling: Any, domain: Domain) -> str:
         """The process in a line, for the card and `ihdm info`."""
         return ", ".join([cls.title, *(f"{name} {value}" for name, value in as_tree(settings).items())])
 
     @classmethod
-    def remarks(cls, settings: Any, shape: Shape) -> list[str]:
-        """What to bear in mind before training on images of a shape."""
+    def remarks(cls, settings: Any, domain: Domain) -> list[str]:
+        """What to bear in mind before training on such data."""
         return []
 
     @classmethod
@@ -196,7 +196,7 @@ class Bounded(Protocol):
 class Restoring(Protocol):
     """A process of blur that can begin at a blurred image and be held to it."""
 
-    laplacian: GridLaplacian
+    laplacian: Laplacian
     schedule: Schedule
     sigma: float
     spectra: tuple[Spectrum, ...]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ihdm.heat import GridLaplacian
+from ihdm.basis import Laplacian
 from ihdm.prior import Prior
 
 LEAST_DECAY = 1e-3  # of coefficients that can be had back from the prior's float32
@@ -31,7 +31,7 @@ class Spectrum:
     power: Tensor
 
     @classmethod
-    def from_images(cls, laplacian: GridLaplacian, batches: Iterable[Tensor]) -> Spectrum:
+    def from_images(cls, laplacian: Laplacian, batches: Iterable[Tensor]) -> Spectrum:
         """Measure images in [0, 1], given in batches (B, C, *grid), in one pass."""
         count, total, squares = 0, torch.zeros(()), torch.zeros(())
         for u_0 in batches:
@@ -74,7 +74,7 @@ def guesses(prior: Prior) -> list[Spectrum]:
     known = prior.kept & (decay > LEAST_DECAY)
     u_hat = prior.coefficients.cpu().double()[..., known[prior.kept]] / decay[known]
     mean, power = torch.zeros(2, channels, *laplacian.grid, dtype=torch.float64)
-    power -= 1 / laplacian.eigenvalues.clamp_max(-((math.pi / max(laplacian.grid)) ** 2))  # brightness as the lowest
+    power -= 1 / laplacian.eigenvalues.clamp_max(-((math.pi / laplacian.side) ** 2))  # brightness as the lowest
     mean[:, known], axes = u_hat.mean(0), torch.eye(channels, dtype=torch.float64)
     variance = u_hat.var(0, correction=0)
     return [Spectrum(mean, axes, (factor * power).masked_scatter(known, variance)) for factor in FACTORS]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ihdm.basis import Laplacian
 from ihdm.errors import UsageError
-from ihdm.processes.process import Shape
 from ihdm.schedule import Schedule
 
 
@@ -21,12 +21,12 @@ class BlurWidths:
                 f"process.sigma_B_min ({self.sigma_B_min:g})"
             )
 
-    def schedule(self, grid: Shape) -> Schedule:
-        """The schedule on a grid; without a largest blur width, three quarters of the longer side."""
-        widest = self.sigma_B_max or 0.75 * max(grid)
+    def schedule(self, laplacian: Laplacian) -> Schedule:
+        """The schedule on a domain; without a largest blur width, three quarters of the longest side."""
+        widest = self.sigma_B_max or 0.75 * laplacian.side
         if widest <= self.sigma_B_min:
             raise UsageError(
-                f"process.sigma_B_max is {widest:g} for images of {tuple(grid)}, which must be larger than "
+                f"process.sigma_B_max is {widest:g} for data of {laplacian.grid}, which must be larger than "
                 f"process.sigma_B_min ({self.sigma_B_min:g})"
             )
         return Schedule(self.K, widest, self.sigma_B_min)

@@ -33,7 +33,7 @@ CLAIM = (
 def study(lab: Lab) -> Findings:
     grid = lab.images.shape[1:]
     u_0 = to_unit(lab.images.train[evenly_spaced(len(lab.images.train), IMAGES)]).to(lab.device)
-    schedule = lab.process.schedule(grid)
+    schedule = lab.process.schedule(lab.images.domain.laplacian)
     widths = [float(schedule.sigma_B[1 + i]) for i in _between(schedule.K, POINTS)]
     blurred: dict[str, list[Tensor]] = {}
     milliseconds: dict[str, list[float]] = {}

@@ -42,7 +42,7 @@ def study(lab: Lab) -> Findings:
             right.plot(there, line, MARKERS[power], label=f"blurring diffusion, blur_power {power}")
         if "heat" in found:
             process = blur_settings(lab.config.with_settings(relatives["heat"].words(lab)).process)
-            widest = process.schedule(lab.images.shape[1:]).sigma_B_max
+            widest = process.schedule(lab.images.domain.laplacian).sigma_B_max
             right.plot(widest, values["heat"], "*", color="C2", markersize=11, label="heat, the paper's process")
         right.set_xscale("symlog", linthresh=1, linscale=0.4)
         right.set_xticks(WIDTHS[2], WIDTHS[2])

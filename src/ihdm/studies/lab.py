@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 import shlex
 import time
@@ -16,14 +17,14 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from ihdm.basis import Laplacian
 from ihdm.config import KIND, KINDS, Config, differences, load_config
-from ihdm.data import Images, ImageSet, evenly_spaced, image_shape, load_images
+from ihdm.data import Images, ImageSet, data_domain, evenly_spaced, load_images
 from ihdm.data.sources import absolute
 from ihdm.engine import choose_device, choose_precision, placed
 from ihdm.errors import UsageError
 from ihdm.evaluation import images_for
 from ihdm.execution import Execution
-from ihdm.heat import GridLaplacian
 from ihdm.metrics.distances import Reference, frechet_distance
 from ihdm.metrics.inception import Inception, features, find_inception
 from ihdm.model import Model
@@ -50,13 +51,13 @@ class BlurSettings(Protocol):
 
     sigma: float
 
-    def schedule(self, grid: tuple[int, ...], /) -> Schedule: ...
+    def schedule(self, laplacian: Laplacian, /) -> Schedule: ...
 
 
 class Blurring(Protocol):
     """What they need of a process."""
 
-    laplacian: GridLaplacian
+    laplacian: Laplacian
     schedule: Schedule
     sigma: float
 
@@ -153,7 +154,7 @@ class Lab:
         return load_images(self.config.data, held_out_most=None)
 
     def _check_shape(self, model: ModelConfig) -> None:
-        found, source = image_shape(self.config.data), self.config.data.source
+        found, source = data_domain(self.config.data).shape, self.config.data.source
         if found != model.shape:
             of_model, of_data = ("x".join(map(str, shape)) for shape in (model.shape, found))
             raise UsageError(
@@ -173,7 +174,7 @@ class Lab:
 
     @property
     def precision(self) -> torch.dtype:
-        return choose_precision(self.config.engine.precision, self.device, self.images.shape[1] * self.images.shape[2])
+        return choose_precision(self.config.engine.precision, self.device, math.prod(self.images.shape[1:]))
 
     def model(self, *settings: str, images: ImageSet | None = None) -> Model:
         """The given model, if nothing else is asked for; else one trained with the settings, once for all studies."""
@@ -191,7 +192,7 @@ class Lab:
         """A model with the settings; it samples as they say, however it was sampled in training."""
         found = Model.from_pretrained(self.run(*settings, images=images) / "model")
         sampling, kind = self.config.with_settings(settings).sampling, PROCESSES.of(found.config.process)
-        process = kind.from_state(found.config.process, sampling, found.config.shape, found.process.state())
+        process = kind.from_state(found.config.process, sampling, found.config.domain, found.process.state())
         return placed(Model(replace(found.config, sampling=sampling), process, found.network), self.device)
 
     def folder(self, *settings: str, images: ImageSet | None = None) -> Path:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from ihdm.data import evenly_spaced, unit_batches
-from ihdm.heat import GridLaplacian
 from ihdm.metrics.spectra import Rings
 from ihdm.plots import figure, octaves
 from ihdm.studies.lab import Findings, Lab
@@ -21,8 +20,9 @@ CLAIM = "the exponent is 2 to within 0.5 (told if it is more than two standard e
 
 
 def study(lab: Lab) -> Findings:
-    laplacian, side = GridLaplacian(lab.images.shape[1:]), max(lab.images.shape[1:])
-    sigma, schedule = lab.process.sigma, lab.process.schedule(lab.images.shape[1:])
+    laplacian = lab.images.domain.laplacian
+    side = laplacian.side
+    sigma, schedule = lab.process.sigma, lab.process.schedule(laplacian)
     rings = Rings(laplacian)
     some = torch.cat(list(unit_batches(lab.images.train[evenly_spaced(len(lab.images.train), IMAGES)], 512)))
     generator = torch.Generator().manual_seed(lab.seed)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from ihdm.data import unit_batches
-from ihdm.heat import GridLaplacian
 from ihdm.likelihood import prior_term
 from ihdm.plots import figure
 from ihdm.prior import Prior
@@ -26,7 +25,7 @@ CLAIM = (
 
 def study(lab: Lab) -> Findings:
     sigma, side = lab.process.sigma, max(lab.images.shape[1:])
-    laplacian = GridLaplacian(lab.images.shape[1:])
+    laplacian = lab.images.domain.laplacian
     held_out = lab.held_out(IMAGES)
     means, errors = [], []
     for width in WIDTHS:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from ihdm.data import evenly_spaced
-from ihdm.heat import GridLaplacian
 from ihdm.metrics.spectra import Rings
 from ihdm.pictures import some_of
 from ihdm.pixels import to_unit
@@ -30,7 +29,7 @@ def study(lab: Lab) -> Findings:
     eps = torch.randn(real.shape, generator=torch.Generator().manual_seed(lab.seed))
     forward = {k: model.process.noised(real, torch.full((ROWS,), k), eps) for k in levels}
 
-    rings = Rings(GridLaplacian(model.config.shape[1:]))
+    rings = Rings(model.config.domain.laplacian)
     noise = 2 * max(blurs.start_noise, blurs.sigma) ** 2
     detail = {  # how many rings of frequencies stand out from the noise
         name: [int((rings.power([states[k]])[1:] > noise).sum()) for k in levels]

@@ -154,7 +154,7 @@ def _pixels(word: str) -> float | None:
     return width
 
 
-def _read(path: Path, shape: tuple[int, int, int], resize: bool) -> tuple[Tensor, float | None]:
+def _read(path: Path, shape: tuple[int, ...], resize: bool) -> tuple[Tensor, float | None]:
     """The image in the model's shape, in [0, 1], and its blur width if that follows from its size."""
     from ihdm.data.single import read_one
 

@@ -87,7 +87,7 @@ def sample(
         if not team.main:
             return
     if grid:
-        pictures.grid(images).save(grid)
+        pictures.grid(loaded.config.domain.pictures(images)).save(grid)
     if gif:
         from ihdm.progress import progress_bar
 
@@ -95,7 +95,8 @@ def sample(
         states = loaded.trajectory(shown, seed, labels=_in_turn(label, range(shown)), **options)
         levels = loaded.process.levels()
         bar = progress_bar(states, desc="animating", unit="level", total=len(levels))
-        pictures.animation(gif, pictures.evenly(bar, levels, GIF_FRAMES))
+        frames = pictures.evenly(bar, levels, GIF_FRAMES)
+        pictures.animation(gif, [loaded.config.domain.pictures(frame) for frame in frames])
     for path in filter(None, (grid, out, gif)):
         print(path)
 
@@ -113,15 +114,13 @@ def _make(
     """Write the images of this process to `out`; if wanted `together`, give back those of all processes."""
     import torch
 
-    from ihdm import pictures
-
-    share = team.share(n)
-    kept = [torch.empty(0, *model.config.shape, dtype=torch.uint8)]
+    share, domain = team.share(n), model.config.domain
+    kept = [domain.kept(torch.empty(0, *domain.shape))]
     number = share.start
     labels = _in_turn(label, share)
     for batch in model.sample_batches(len(share), seed, first=share.start, labels=labels, **options):
         for image in batch if out else ():
-            pictures.plain(image).save(out / f"{number:06d}.png")  # type: ignore[operator]
+            domain.write(image, out / f"{number:06d}{domain.suffix}")  # type: ignore[operator]
             number += 1
         if together:
             kept.append(batch)

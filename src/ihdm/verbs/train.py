@@ -48,12 +48,12 @@ def train(
     trainer = Trainer(config, images, run)
     parameters = sum(p.numel() for p in trainer.model.network.parameters())
     trainer.say(
-        f"learning from {_amount(images)}, {_shape_text(images.shape)}, checking on {len(images.held_out):,} "
+        f"learning from {_amount(images)}, {images.domain.words}, checking on {len(images.held_out):,} "
         f"others; {parameters:,} parameters on {trainer.accelerator.device}"
     )
     process = trainer.model.process
     bold = coarse.remarks(process, getattr(config.network, "pyramid", ()))
-    for remark in [*process.remarks(config.process, images.shape), *bold]:
+    for remark in [*process.remarks(config.process, images.domain), *bold]:
         trainer.say(remark, sys.stderr if remark.startswith("warning") else sys.stdout)
     if trainer.train():
         model = run / "model"
@@ -65,9 +65,4 @@ def train(
 def _amount(images: ImageSet) -> str:
     if images.stream:
         return f"a stream of {len(images.stream.shards):,} shards (prior from {len(images.train):,} images)"
-    return f"{len(images.train):,} images" + f" with {len(images.labels)} labels" * bool(images.labels)
-
-
-def _shape_text(shape: tuple[int, int, int]) -> str:
-    channels, height, width = shape
-    return f"{height}x{width} in {'grey' if channels == 1 else f'{channels} channels'}"
+    return f"{len(images.train):,} {images.domain.noun}s" + f" with {len(images.labels)} labels" * bool(images.labels)

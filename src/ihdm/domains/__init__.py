@@ -1,0 +1,26 @@
+"""What data are defined on: a domain is one file, and a line in this table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ihdm.domains.domain import Domain
+from ihdm.domains.images import ImageDomain
+from ihdm.errors import unknown
+
+KINDS: dict[str, type[Domain]] = {"images": ImageDomain}
+
+
+def domain_kind(name: str) -> type[Domain]:
+    """The kind of that name."""
+    if name not in KINDS:
+        raise unknown("kind of data", name, KINDS)
+    return KINDS[name]
+
+
+def as_domain(shape: Sequence[int] | Domain) -> Domain:
+    """A domain as it is; a shape (C, H, W) is that of images."""
+    return shape if isinstance(shape, Domain) else ImageDomain(tuple(shape))
+
+
+__all__ = ["KINDS", "Domain", "ImageDomain", "as_domain", "domain_kind"]

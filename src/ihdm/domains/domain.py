@@ -1,0 +1,80 @@
+"""What a domain is: where the values of data lie, and all that depends on it alone.
+
+Its Laplacian gives data a heat equation. A domain also knows how data are kept, shown and written to files, so that
+nothing else has to ask whether they are images or sounds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ihdm.basis import Laplacian
+from ihdm.heat import GridLaplacian
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Shape = tuple[int, ...]
+
+
+class Domain(ABC):
+    """Data of a shape (C, *grid), with values in [0, 1]."""
+
+    kind: ClassVar[str]  # the setting data.kind
+    noun: ClassVar[str]  # what one of them is called; several have an s
+    suffix: ClassVar[str]  # of a file that holds one
+
+    shape: Shape
+
+    @cached_property
+    def laplacian(self) -> Laplacian:
+        with torch.device("cpu"):  # also where a network is built without memory
+            return GridLaplacian(self.grid)
+
+    @property
+    def grid(self) -> Shape:
+        """All axes but that of the channels."""
+        return self.shape[1:]
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """The shape of one, such as "32x32 in 3 channels"."""
+
+    @abstractmethod
+    def pictures(self, u: Tensor) -> Tensor:
+        """Data (N, C, *grid) as pictures (N, 1 or 3, height, width) in [0, 1]."""
+
+    @abstractmethod
+    def write(self, u: Tensor, path: Path) -> None:
+        """One of them, as `kept` gives it, to a file."""
+
+    def kept(self, u: Tensor) -> Tensor:
+        """Data in [0, 1], or a little beyond, as they are handed out and compared with others."""
+        return u.clamp(0, 1)
+
+    def data_settings(self) -> dict[str, Any]:
+        """Those of data.* with which other data come out like these."""
+        return {"kind": self.kind, "size": self.grid, "channels": self.shape[0]}
+
+    def tree(self) -> dict[str, Any]:
+        """What config.json says of it, beside its kind and shape."""
+        return {}
+
+    def state(self) -> dict[str, Tensor]:
+        """What is too long for config.json."""
+        return {}
+
+    @classmethod
+    def restored(cls, shape: Shape, tree: Mapping[str, Any], state: Mapping[str, Tensor]) -> Self:
+        """As `tree` and `state` say; ValueError, KeyError or TypeError if they cannot be."""
+        if tree or state:
+            raise ValueError(f"{cls.noun}s have no {', '.join([*tree, *state])}")
+        return cls(shape)  # type: ignore[call-arg]

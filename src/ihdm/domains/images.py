@@ -1,0 +1,41 @@
+"""Images: pixels in rows and columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from ihdm import pictures
+from ihdm.domains.domain import Domain, Shape
+from ihdm.pixels import to_bytes
+
+
+@dataclass(frozen=True)
+class ImageDomain(Domain):
+    """Images (C, H, W); outside they are of 8 bits."""
+
+    kind = "images"
+    noun = "image"
+    suffix = ".png"
+
+    shape: Shape
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != 3:
+            raise ValueError(f"an image has channels, height and width, unlike {self.shape}")
+
+    @property
+    def words(self) -> str:
+        channels, height, width = self.shape
+        return f"{height}x{width} in {'grey' if channels == 1 else f'{channels} channels'}"
+
+    def pictures(self, u: Tensor) -> Tensor:
+        return u
+
+    def kept(self, u: Tensor) -> Tensor:
+        return to_bytes(u)
+
+    def write(self, u: Tensor, path: Path) -> None:
+        pictures.plain(u).save(path)
