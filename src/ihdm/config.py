@@ -36,14 +36,14 @@ AXES = {"images": 2, "signals": 1, "volumes": 3, "graphs": 1}  # of each kind of
 class DataConfig:
     """The images, or other data."""
 
-    kind: Literal["images", "signals", "volumes", "graphs"] = setting(
-        "images", "what the data are; signals: sounds and other series, volumes: of three axes, graphs: on their nodes"
-    )
     source: str = setting("", "a named set, folder, zip, tar, idx, npy or npz file, or hf:NAME for a set on the hub")
     size: tuple[int, ...] | None = setting(
         None, "32 or 27x41 (height x width), of a signal its samples; auto: as the images are", least=1, most=2**20
     )
     channels: int | None = setting(None, "1 grey, 3 colour, 4 with alpha; auto: as the images are", least=1, most=1024)
+    kind: Literal["images", "signals", "volumes", "graphs"] = setting(
+        "images", "what the data are; signals: sounds and other series, volumes: of three axes, graphs: on their nodes"
+    )
     flip: bool = setting(False, "mirror half of the training images left to right")
     labels: bool = setting(False, "tell the network what each image is: by class folders, or labels beside the images")
     memory: Literal["auto", "yes", "no"] = setting(
