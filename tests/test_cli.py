@@ -516,7 +516,7 @@ def test_info_of_a_preset_and_of_a_model(model, capsys):
     assert "400,000 steps of 128 images" in text and "with 128 images at a time" in text
     main(["info", model])
     text = capsys.readouterr().out
-    assert "7 steps on blobs" in text and "1 x 8 x 8" in text and "with 16 images at a time" in text
+    assert "7 steps on blobs" in text and "8x8 in grey" in text and "with 16 images at a time" in text
     assert "4x4 from level" in text and "(network.pyramid)" in text
 
 

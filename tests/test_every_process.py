@@ -235,12 +235,12 @@ def test_a_wrong_state_is_refused(model):
     config, state = model.config, model.process.state()
     build = type(model.process).from_state
     with pytest.raises(ValueError, match="not expected"):
-        build(config.process, config.sampling, config.shape, state | {"something": torch.zeros(1)})
+        build(config.process, config.sampling, config.domain, state | {"something": torch.zeros(1)})
     for name in state:
         with pytest.raises(ValueError, match=name):
-            build(config.process, config.sampling, config.shape, {n: t for n, t in state.items() if n != name})
+            build(config.process, config.sampling, config.domain, {n: t for n, t in state.items() if n != name})
         with pytest.raises(ValueError, match=f"{name} has values that are not numbers"):
-            build(config.process, config.sampling, config.shape, state | {name: torch.nan * state[name]})
+            build(config.process, config.sampling, config.domain, state | {name: torch.nan * state[name]})
 
 
 def test_what_it_does_not_have_is_refused_with_what_it_has(model, config):

@@ -128,6 +128,8 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _domain(folder: Path, shape: tuple[int, ...], tree: dict[str, Any]) -> Domain:
+    if len(shape) < 2:
+        raise ValueError(f"data have channels and at least one more axis, unlike {shape}")
     if shape[0] > MOST_CHANNELS or math.prod(shape[1:]) > MOST_PIXELS:
         raise ValueError(f"data of {' x '.join(map(str, shape))} are larger than any model's")
     kind = domain_kind(str(tree.pop("kind", "images")))
