@@ -77,3 +77,25 @@ class Laplacian(ABC):
 
         t: one time for all samples, one for each, (B,), or several for each, (L, B), which give (L, B, C, *grid).
         """
+
+
+def checked_times(u: Tensor, t: Times) -> Tensor:
+    """Times of shape (), (B,) or (L, B), in the precision of u but no lower than float32.
+
+    What is not on an accelerator, where to look would take time, is refused if it is negative or not finite.
+    """
+    times = torch.as_tensor(t, dtype=torch.promote_types(u.dtype, torch.float32))
+    if times.ndim > 2 or (times.ndim > 0 and times.shape[-1] != len(u)):
+        raise ValueError(f"t has shape {tuple(times.shape)}; expected one time, or one for each of {len(u)} samples")
+    if times.device.type == "cpu" and not bool(((times >= 0) & (times < math.inf)).all()):
+        raise ValueError(f"a time of the heat equation is finite and not negative: {t} is not")
+    return times.to(u.device)
+
+
+def checked_data(u: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """Data (B, C, *grid) in float32 or float64; what has another shape, or is not of floating point, is refused."""
+    if u.ndim != 2 + len(grid) or tuple(u.shape[2:]) != grid:
+        raise ValueError(f"expected a tensor of shape (B, C, {', '.join(map(str, grid))}), got {tuple(u.shape)}")
+    if not u.is_floating_point():
+        raise TypeError(f"expected floating point values, got {u.dtype}; scale images to [0, 1] first")
+    return u if u.dtype in (torch.float32, torch.float64) else u.float()

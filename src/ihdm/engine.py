@@ -46,11 +46,6 @@ def exact_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "mps" else device
 
 
-def host_bytes() -> int:
-    """All the memory of this machine, its GPUs aside."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else sys.maxsize
-
-
 def keep_freed_memory() -> None:
     """Let a process on Linux keep the memory that it frees, for its own use, instead of returning it each time.
 

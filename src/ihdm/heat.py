@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ihdm.basis import Laplacian, Times
+from ihdm.basis import Laplacian, Times, checked_data, checked_times
 from ihdm.constant import Constant
 
 # Beyond this length a matrix per sample costs more memory than a fast transform and, on a CPU, time (docs/design.md).
@@ -44,14 +44,14 @@ class GridLaplacian(Laplacian):
 
     def to_spectrum(self, u: Tensor, lowest: Sequence[int] | None = None) -> Tensor:
         """u_hat = V^T u (Eq. 2), or only its `lowest` frequencies along each axis, which takes little time."""
-        u_hat = _checked_image(u, self.grid)
+        u_hat = checked_data(u, self.grid)
         for dim, axis, count in zip(self._dims, self._axes, lowest or self.grid):
             u_hat = axis.to_spectrum(u_hat, dim, count)
         return u_hat.to(u.dtype)
 
     def from_spectrum(self, u_hat: Tensor) -> Tensor:
         """u = V u_hat (Eq. 2)."""
-        u = _checked_image(u_hat, self.grid)
+        u = checked_data(u_hat, self.grid)
         for dim, axis in zip(self._dims, self._axes):
             u = axis.from_spectrum(u, dim)
         return u.to(u_hat.dtype)
@@ -61,9 +61,9 @@ class GridLaplacian(Laplacian):
 
         exp separates over the axes, so each is blurred by itself; axes of the same length share their operator.
         """
-        times = _checked_times(u, t)
+        times = checked_times(u, t)
         operators = {n: axis.operator(_columns(times)) for n, axis in zip(self.grid, self._axes)}
-        return _in_turns(operators, _checked_image(u, self.grid), times).to(u.dtype)
+        return _in_turns(operators, checked_data(u, self.grid), times).to(u.dtype)
 
 
 class _MatrixAxis:
@@ -142,7 +142,7 @@ class GaussianFilter:
 
     def dissipate(self, u: Tensor, t: Times) -> Tensor:
         """Blur to the width sqrt(2t); t as for the Laplacian."""
-        times = _checked_times(u, t)
+        times = checked_times(u, t)
         columns = _columns(times).clamp_min(torch.finfo(times.dtype).tiny)[..., None]
         operators: dict[int, Operator] = {}
         for n in self.grid:
@@ -152,7 +152,7 @@ class GaussianFilter:
             position = torch.arange(n, device=u.device)
             toeplitz = kernel[..., position[:, None] - position + n - 1]
             operators[n] = partial(_last_to_first, toeplitz)
-        return _in_turns(operators, _checked_image(u, self.grid), times).to(u.dtype)
+        return _in_turns(operators, checked_data(u, self.grid), times).to(u.dtype)
 
 
 class FiniteDifferences:
@@ -166,7 +166,7 @@ class FiniteDifferences:
 
     def dissipate(self, u: Tensor, t: Times) -> Tensor:
         """Integrate the heat equation to time t; t as for the Laplacian."""
-        blurred, times = _checked_image(u, self.grid)[:, None], _checked_times(u, t)
+        blurred, times = checked_data(u, self.grid)[:, None], checked_times(u, t)
         steps = math.ceil(float(times.max()) * 2 * len(self.grid))
         dt = _broadcast(_columns(times) / max(steps, 1), blurred)
         for _ in range(steps):
@@ -204,19 +204,6 @@ def _outer_sum(axes: list[Tensor]) -> Tensor:
     for axis in axes:
         total = total[..., None] + axis
     return total.double()
-
-
-def _checked_times(u: Tensor, t: Times) -> Tensor:
-    """Times of shape (), (B,) or (L, B), in the precision of u but no lower than float32.
-
-    What is not on an accelerator, where to look would take time, is refused if it is negative or not finite.
-    """
-    times = torch.as_tensor(t, dtype=torch.promote_types(u.dtype, torch.float32))
-    if times.ndim > 2 or (times.ndim > 0 and times.shape[-1] != len(u)):
-        raise ValueError(f"t has shape {tuple(times.shape)}; expected one time, or one for each of {len(u)} samples")
-    if times.device.type == "cpu" and not bool(((times >= 0) & (times < math.inf)).all()):
-        raise ValueError(f"a time of the heat equation is finite and not negative: {t} is not")
-    return times.to(u.device)
 
 
 def _columns(times: Tensor) -> Tensor:
@@ -267,11 +254,3 @@ def _checked_grid(grid: Sequence[int]) -> tuple[int, ...]:
     if not 1 <= len(grid) <= 3 or min(grid) < 1:
         raise ValueError(f"a grid has 1, 2 or 3 axes of at least one pixel, not {grid}")
     return grid
-
-
-def _checked_image(u: Tensor, grid: tuple[int, ...]) -> Tensor:
-    if u.ndim != 2 + len(grid) or tuple(u.shape[2:]) != grid:
-        raise ValueError(f"expected a tensor of shape (B, C, {', '.join(map(str, grid))}), got {tuple(u.shape)}")
-    if not u.is_floating_point():
-        raise TypeError(f"expected floating point values, got {u.dtype}; scale images to [0, 1] first")
-    return u if u.dtype in (torch.float32, torch.float64) else u.float()

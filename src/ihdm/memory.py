@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ihdm.engine import host_bytes, lowered
+from ihdm.engine import lowered
 from ihdm.errors import IhdmError
+from ihdm.host import host_bytes
 
 SHARE = 0.85  # of the free memory that a batch may take: counting is not exact, and allocators lose some
 Build = Callable[[], nn.Module]

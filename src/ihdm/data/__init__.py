@@ -31,8 +31,8 @@ from ihdm.data.shards import FoundPictures, Shards, open_shards, reads
 from ihdm.data.sources import Splits, locate, open_source
 from ihdm.data.stream import Beginnings, Stream
 from ihdm.domains import Domain, ImageDomain
-from ihdm.engine import host_bytes
 from ihdm.errors import IhdmError, UsageError
+from ihdm.host import host_bytes
 from ihdm.labels import Labels
 from ihdm.pixels import to_unit
 
@@ -80,11 +80,13 @@ class ImageSet:
         return ImageSet(f"{self.name} ({label})", *some, own_domain=self.own_domain)
 
     def fingerprint(self) -> str:
-        """A short text that changes with the training images: their number, shape, and a thousand of them."""
+        """A short text that changes with the training images: their number, shape, domain, and a thousand of them."""
         digest = hashlib.blake2b(repr(tuple(self.train.shape)).encode(), digest_size=8)
         if self.stream:
             digest.update(f"{len(self.stream.shards)} shards".encode())
         digest.update(self.train[evenly_spaced(len(self.train), 1024)].cpu().numpy().tobytes())
+        for name, tensor in self.own_domain.state().items() if self.own_domain else ():
+            digest.update(name.encode() + tensor.numpy().tobytes())
         if self.train_labels is not None:
             digest.update(repr(self.labels).encode() + self.train_labels.numpy().tobytes())
         return digest.hexdigest()
@@ -100,7 +102,7 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, l
     if config.stream:
         return _load_stream(config, held_out_most, lazy)
     splits = _opened(config.source)
-    train, held_out = _split(splits["train"], splits.get("test"), config.holdout)
+    train, held_out = split_off(splits["train"], splits.get("test"), config.holdout)
     skip = config.on_error == "skip"
     held_out = Subset(held_out, evenly_spaced(len(held_out), held_out_most or len(held_out)).tolist())
     labels, *numbers = numbered(config.source, train, held_out) if config.labels else (Labels(),)
@@ -120,7 +122,7 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, l
     if len(held_out):
         held_out_images, held_out_kept = decode_readable(held_out, (height, width), channels, skip)
     told: list[Any] = [each[some] for each, some in zip(numbers, (kept, held_out_kept))]
-    return ImageSet(_name(config.source), images, held_out_images, None, labels, *told)
+    return ImageSet(set_name(config.source), images, held_out_images, None, labels, *told)
 
 
 def _load_stream(config: DataConfig, held_out_most: int | None, lazy: bool) -> ImageSet:
@@ -141,14 +143,14 @@ def _load_stream(config: DataConfig, held_out_most: int | None, lazy: bool) -> I
     channels, *size = decoder.shape
     images = decode(decoder.pictures, (size[0], size[1]), channels, skip)
     held_out_images = decode(FoundPictures(held_out), (size[0], size[1]), channels, skip) if held_out else images[:0]
-    return ImageSet(_name(config.source), images, held_out_images, stream)
+    return ImageSet(set_name(config.source), images, held_out_images, stream)
 
 
 def _readable(pictures: Pictures, skip: bool, warn: bool = True) -> Pictures:
     return from_the_first_that_reads(pictures, warn) if skip else pictures
 
 
-def _name(source: str) -> str:
+def set_name(source: str) -> str:
     """What a set is called in models, where a path would tell too much; names that are not UTF-8 are made so."""
     path = Path(source)
     return os.fsencode(path.name if path.is_absolute() else source).decode("utf-8", "replace")
@@ -220,7 +222,7 @@ def unit_batches(images: Images, size: int) -> Iterator[Tensor]:
 
 
 def _opened_stream(source: str) -> Mapping[str, Shards]:
-    splits = open_shards(_given(source))
+    splits = open_shards(given(source))
     if "train" not in splits:
         raise IhdmError(f"{source} has no training images, only: {', '.join(splits) or 'nothing'}")
     return splits
@@ -236,20 +238,22 @@ def _first_of_each(splits: Mapping[str, Shards], skip: bool) -> Splits:
     return {split: pictures for split, pictures in found.items() if len(pictures)}
 
 
-def _given(source: str) -> str:
+def given(source: str) -> str:
+    """The source, if there is one."""
     if not source:
         raise UsageError("no data given; name a set, folder or file with --data SOURCE (or data.source=SOURCE)")
     return source
 
 
 def _opened(source: str) -> Splits:
-    splits = open_source(_given(source))
+    splits = open_source(given(source))
     if "train" not in splits or len(splits["train"]) == 0:
         raise IhdmError(f"{source} has no training images, only: {', '.join(splits) or 'nothing'}")
     return splits
 
 
-def _split(train: Pictures, test: Pictures | None, holdout: float) -> tuple[Pictures, Pictures]:
+def split_off(train: Pictures, test: Pictures | None, holdout: float) -> tuple[Pictures, Pictures]:
+    """Those of training and those held out: a test split, or else a share of the others."""
     if test is not None and len(test):
         return train, test
     count = max(1, round(holdout * len(train))) if holdout > 0 and len(train) > 1 else 0

@@ -266,11 +266,8 @@ def _idx_bytes(path: Path, dimensions: int, what: str) -> Array:
 
 
 def _numpy(path: Path) -> Splits:
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        arrays = dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else {"train": loaded}
-    except Exception as error:  # damaged files make NumPy and zipfile raise many kinds
-        raise IhdmError(f"{path} cannot be read as a NumPy array ({error})") from error
+    arrays = numpy_file(path)
+    arrays = arrays if isinstance(arrays, dict) else {"train": arrays}
     words = {name: name.lower().split("_") for name in arrays if len(arrays) > 1}
     labels = {_split_by(words[name]): arrays.pop(name) for name in words if LABEL_WORDS & set(words[name])}
     named = {name.lower().removeprefix("x_"): array for name, array in arrays.items()}
@@ -282,6 +279,15 @@ def _numpy(path: Path) -> Splits:
     return {
         split: Stack(str(path), _pixels(array, path), partial(labels.get, split, ())) for split, array in chosen.items()
     }
+
+
+def numpy_file(path: Path) -> Any:
+    """The array of an npy file, or those of an npz file by name."""
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        return dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else loaded
+    except Exception as error:  # damaged files make NumPy and zipfile raise many kinds
+        raise IhdmError(f"{path} cannot be read as a NumPy array ({error})") from error
 
 
 def _pixels(array: Any, path: Path) -> Array:

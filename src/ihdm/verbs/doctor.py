@@ -82,7 +82,8 @@ def _devices() -> Rows:
     import torch
 
     from ihdm import kernels
-    from ihdm.engine import LEAST_BF16_PIXELS, choose_device, choose_precision, host_bytes
+    from ihdm.engine import LEAST_BF16_PIXELS, choose_device, choose_precision
+    from ihdm.host import host_bytes
 
     cores = f"{os.cpu_count()} cores, of which {torch.get_num_threads()} compute"
     rows = {"torch": torch.__version__, "cpu": f"{cores}; {size_words(host_bytes())} of memory"}
