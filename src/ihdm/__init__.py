@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ihdm.config import Config, load_config
     from ihdm.data import load_images
+    from ihdm.graph import GraphLaplacian
     from ihdm.heat import GridLaplacian
     from ihdm.model import Model
     from ihdm.networks.unet import UNet
@@ -22,6 +23,7 @@ __version__ = "0.2.0"
 
 _HOME = {
     "Config": "config",
+    "GraphLaplacian": "graph",
     "GridLaplacian": "heat",
     "InverseHeat": "processes",
     "Model": "model",
@@ -37,6 +39,7 @@ _HOME = {
 
 __all__ = [
     "Config",
+    "GraphLaplacian",
     "GridLaplacian",
     "InverseHeat",
     "Model",

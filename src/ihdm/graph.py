@@ -1,0 +1,294 @@
+"""The heat equation on the nodes of a graph, or on a surface that is given as a mesh.
+
+Heat flows along edges, the more the larger their weights: du_i/dt = sum_j w_ij (u_j - u_i). On a path of nodes that is
+the heat equation of a grid, but for its frequencies: its eigenvectors are the same cosines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ihdm.basis import Laplacian, Times, checked_data, checked_times
+from ihdm.constant import Constant
+from ihdm.disk import size_words
+from ihdm.eigenvectors import Matrix, lowest
+from ihdm.errors import UsageError
+from ihdm.host import host_bytes
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Array = NDArray[Any]
+ArrayLike = Any  # numbers in an array, a tensor or lists
+
+DENSE_MOST = 4096  # nodes of which all eigenvectors are computed, unless fewer are asked for
+USUAL_MODES = 512  # of larger graphs
+SQUARES, STRIPS = 4, 6  # float64 matrices n x n, and n x modes, that are in memory at the same time
+
+
+class GraphLaplacian(Laplacian):
+    """Laplace = W - D on the n nodes of a graph, W the weights of its edges and D their sums; data are (B, C, n).
+
+    edges: (E, 2), pairs of nodes 0..n-1, each once, in either direction; weights: (E,), positive, 1 unless given.
+    normalised: D^-1/2 (W - D) D^-1/2 instead, whose eigenvalues are between -2 and 0 and whose blank state is not
+    constant, but proportional to the roots of D.
+    modes: how many of the lowest eigenvectors to compute, by default all of up to 4,096 nodes and 512 of more.
+
+    Every part that is not connected to others has a blank state of its own, and a first eigenvalue of exactly 0.
+
+    With fewer modes than nodes, what data have beyond the lowest eigenvectors is approximated: all of it decays at one
+    rate, the mean of its own, which the trace tells. The basis is still complete and orthonormal to rounding: a
+    product of reflections, I - A T A^T with A of shape (n, modes), whose first columns are the eigenvectors.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        edges: ArrayLike,
+        weights: ArrayLike | None = None,
+        normalised: bool = False,
+        modes: int | None = None,
+    ):
+        self._set_up(n, *checked_edges(n, edges, weights), normalised, modes)
+
+    @classmethod
+    def from_mesh(cls, positions: ArrayLike, faces: ArrayLike, modes: int | None = None) -> Self:
+        """The Laplacian of a surface of triangles, by cotangents, over the mean area of a node.
+
+        positions: (n, 3); faces: (F, 3), the nodes of each triangle. Units are those of the positions. Dividing by one
+        area for all nodes keeps it symmetric and constants blank; it is that of the surface where nodes are spread
+        evenly, and up to the differences between their areas elsewhere.
+        """
+        positions, faces = checked_mesh(positions, faces)
+        edges, weights = cotangents(positions, faces)
+        laplacian = cls.__new__(cls)
+        laplacian._set_up(len(positions), edges, weights / mean_area(positions, faces), False, modes)
+        return laplacian
+
+    def _set_up(self, n: int, edges: Array, weights: Array, normalised: bool, modes: int | None) -> None:
+        if modes is not None and modes < 1:
+            raise UsageError(f"modes must be at least 1, not {modes}")
+        modes = min(modes or (n if n <= DENSE_MOST else USUAL_MODES), n)
+        dense = n <= DENSE_MOST or modes == n
+        _check_memory(n, modes, dense)
+        self.grid, self.edges, self.weights, self.normalised = (n,), edges, weights, normalised
+        matrix = _matrix(n, edges, weights, normalised)
+        self.parts = int(matrix.parts.max()) + 1
+        values, vectors = lowest(matrix, modes, dense)
+        self.modes = len(values)
+        rest = (matrix.diagonal.sum() - values.sum()) / max(n - self.modes, 1)
+        rates = np.append(values, np.full(n - self.modes, rest))
+        self._eigenvalues = Constant(torch.from_numpy(-rates + 0.0))
+        self._basis = _Whole(vectors) if self.modes == n else _Completed(vectors)
+        self.peak = float(n * np.square(vectors).max()) if self.modes == n else float(n)
+
+    def __repr__(self) -> str:
+        return f"GraphLaplacian({self.grid[0]} nodes, {len(self.edges)} edges, {self.modes} modes)"
+
+    def eigenvectors(self, count: int) -> Tensor:
+        """The lowest of them, in columns (n, count), float64; with truncated modes no more than those are exact."""
+        with torch.device("cpu"):
+            return self.from_spectrum(torch.eye(count, self.grid[0], dtype=torch.float64)[None])[0].T
+
+    def to_spectrum(self, u: Tensor, lowest: Sequence[int] | None = None) -> Tensor:
+        """u_hat = V^T u (Eq. 2), or only the `lowest` of its coefficients."""
+        count = self.grid[0] if lowest is None else lowest[0]
+        return self._basis.to_spectrum(checked_data(u, self.grid), count).to(u.dtype)
+
+    def from_spectrum(self, u_hat: Tensor) -> Tensor:
+        """u = V u_hat (Eq. 2)."""
+        return self._basis.from_spectrum(checked_data(u_hat, self.grid)).to(u_hat.dtype)
+
+    def dissipate(self, u: Tensor, t: Times) -> Tensor:
+        """F(t) u = V exp(t eigenvalues) V^T u (Eq. 2)."""
+        times, wide = checked_times(u, t), checked_data(u, self.grid)
+        u_hat = self._basis.to_spectrum(wide, self.grid[0])
+        decay = torch.exp(times[..., None, None] * self.eigenvalues_like(wide))
+        return self._basis.from_spectrum(decay * u_hat).to(u.dtype)
+
+
+class _Whole:
+    """All eigenvectors, as a matrix."""
+
+    def __init__(self, vectors: Array):
+        self._vectors = Constant(torch.from_numpy(vectors))
+
+    def to_spectrum(self, u: Tensor, count: int) -> Tensor:
+        return u @ self._vectors.like(u)[:, :count]
+
+    def from_spectrum(self, u_hat: Tensor) -> Tensor:
+        return u_hat @ self._vectors.like(u_hat).mT
+
+
+class _Completed:
+    """Some eigenvectors V, (n, m), and others that make the basis complete, by products of n x m numbers only.
+
+    With E the first m columns of the identity and S signs, let A = E - V S and T = (A^T E)^-1. Then
+    Q = I - A T A^T is orthogonal, and Q E = V S: it is a product of m Householder reflections in compact form. The
+    signs that those choose keep A^T E far from singular; here the first m coefficients are multiplied by them.
+    """
+
+    def __init__(self, vectors: Array):
+        self.m = vectors.shape[1]
+        signs = np.sign(np.diag(np.linalg.qr(vectors, mode="r")))
+        across = -vectors * signs
+        across[range(self.m), range(self.m)] += 1
+        self._across, self._signs = Constant(torch.from_numpy(across)), Constant(torch.from_numpy(signs))
+        self._middle = Constant(torch.from_numpy(np.linalg.inv(across[: self.m].T)))
+
+    def to_spectrum(self, u: Tensor, count: int) -> Tensor:
+        across, signs = self._across.like(u), self._signs.like(u)
+        inside = u @ across
+        low = (u[..., : self.m] - inside) * signs  # V^T u, from A = E - V S
+        if count <= self.m:
+            return low[..., :count]
+        rest = u[..., self.m :] - inside @ self._middle.like(u) @ across[self.m :].mT
+        return torch.cat([low, rest], -1)[..., :count]
+
+    def from_spectrum(self, u_hat: Tensor) -> Tensor:
+        across, signs = self._across.like(u_hat), self._signs.like(u_hat)
+        turned = torch.cat([u_hat[..., : self.m] * signs, u_hat[..., self.m :]], -1)
+        return turned - turned @ across @ self._middle.like(u_hat).mT @ across.mT
+
+
+def checked_edges(n: int, edges: ArrayLike, weights: ArrayLike | None = None) -> tuple[Array, Array]:
+    """Edges as int64 (E, 2) and their weights as float64 (E,); what is none is refused."""
+    edges = _numbers(edges, "edges", 2)
+    if n < 1:
+        raise UsageError(f"a graph has at least one node, not {n}")
+    _check_nodes(edges, n, "edge")
+    loops = np.flatnonzero(edges[:, 0] == edges[:, 1])
+    if len(loops):
+        raise UsageError(f"edge {loops[0]} goes from node {edges[loops[0], 0]} to itself; leave out such edges")
+    ordered = np.sort(edges, 1)
+    _, first, count = np.unique(ordered, axis=0, return_index=True, return_counts=True)
+    if (count > 1).any():
+        i, j = edges[first[count > 1][0]]
+        raise UsageError(f"the edge between {i} and {j} is given more than once; give each once, in either direction")
+    found = np.ones(len(edges)) if weights is None else np.asarray(weights)
+    if found.shape != (len(edges),) or found.dtype.kind not in "fiu":
+        raise UsageError(f"weights are a number for each of {len(edges):,} edges, not {found.dtype} of {found.shape}")
+    found = found.astype(np.float64)
+    wrong = np.flatnonzero(~(np.isfinite(found) & (found > 0)))
+    if len(wrong):
+        raise UsageError(f"the weight of edge {wrong[0]} is {found[wrong[0]]:g}; weights are finite and larger than 0")
+    return edges, found
+
+
+def checked_mesh(positions: ArrayLike, faces: ArrayLike) -> tuple[Array, Array]:
+    """Positions as float64 (n, 3) and faces as int64 (F, 3); what is no triangle is refused."""
+    places = checked_positions(positions)
+    faces = _numbers(faces, "faces", 3)
+    _check_nodes(faces, len(places), "face")
+    area = _areas(places, faces)
+    flat = np.flatnonzero(area <= 1e-12 * area.max(initial=0))
+    if len(flat) or not len(area):
+        which = f"face {flat[0]} has no area" if len(flat) else "there are no faces"
+        raise UsageError(f"{which}; a mesh is made of triangles with three different corners")
+    return places, faces
+
+
+def checked_positions(positions: ArrayLike) -> Array:
+    """Positions as float64 (n, 3)."""
+    places = np.asarray(positions)
+    if places.ndim != 2 or places.shape[1] != 3 or places.dtype.kind not in "fiu":
+        raise UsageError(f"positions are three numbers for each node, (n, 3), not {places.dtype} of {places.shape}")
+    if not np.isfinite(places).all():
+        raise UsageError("positions has values that are not finite numbers")
+    return places.astype(np.float64)
+
+
+def cotangents(positions: Array, faces: Array) -> tuple[Array, Array]:
+    """The edges of a mesh, each once, and half the sum of the cotangents of the angles that are opposite to them.
+
+    Some weights may be negative, where angles are obtuse; no eigenvalue is, as for any surface of finite elements.
+    """
+    pairs, halves = [], []
+    for corner in range(3):
+        i, j, k = (faces[:, (corner + turn) % 3] for turn in range(3))
+        one, other = positions[j] - positions[i], positions[k] - positions[i]
+        pairs.append(np.sort(np.stack([j, k], 1), 1))
+        halves.append((one * other).sum(1) / np.linalg.norm(np.cross(one, other), axis=1) / 2)
+    edges, place = np.unique(np.concatenate(pairs), axis=0, return_inverse=True)
+    return edges, np.bincount(place.reshape(-1), np.concatenate(halves))
+
+
+def mean_area(positions: Array, faces: Array) -> float:
+    """Of the nodes of a mesh, each of which has a third of its triangles."""
+    return float(_areas(positions, faces).sum()) / len(positions)
+
+
+def nearest(points: ArrayLike, neighbours: int) -> Array:
+    """Edges (E, 2) between points (n, d) and so many of the nearest to each, for `GraphLaplacian`."""
+    places = torch.as_tensor(np.asarray(points, np.float64), device="cpu")
+    if not 1 <= neighbours < len(places):
+        raise UsageError(f"{len(places)} points have 1 to {len(places) - 1} neighbours, not {neighbours}")
+    rows = [
+        torch.cdist(some, places, compute_mode="donot_use_mm_for_euclid_dist")
+        .scatter(1, own[:, None], torch.inf)  # not themselves
+        .topk(neighbours, largest=False)
+        .indices
+        for some, own in zip(places.split(512), torch.arange(len(places), device="cpu").split(512))
+    ]
+    others = torch.cat(rows).numpy()
+    pairs = np.stack([np.repeat(np.arange(len(others)), neighbours), others.reshape(-1)], 1)
+    return np.unique(np.sort(pairs, 1), axis=0)
+
+
+def connected(n: int, edges: Array) -> Array:
+    """The number of the part that each node is in, (n,): those that are connected are in one."""
+    least = np.arange(n)
+    while True:
+        before = least.copy()
+        for i, j in (edges.T, edges.T[::-1]):
+            np.minimum.at(least, i, least[j])
+        least = least[least]
+        if np.array_equal(least, before):
+            return np.unique(least, return_inverse=True)[1].reshape(-1)
+
+
+def _matrix(n: int, edges: Array, weights: Array, normalised: bool) -> Matrix:
+    """-Laplace, and what is blank in it."""
+    i, j = edges.T
+    degrees = np.bincount(i, weights, n) + np.bincount(j, weights, n)
+    entries, kernel = -weights, np.ones(n)
+    if normalised:
+        kernel = np.sqrt(np.where(degrees > 0, degrees, 1))
+        entries, degrees = entries / (kernel[i] * kernel[j]), np.where(degrees > 0, 1.0, 0.0)
+    return Matrix(edges, entries, degrees, kernel, connected(n, edges))
+
+
+def _numbers(values: ArrayLike, what: str, columns: int) -> Array:
+    found = np.asarray(values)
+    if found.size == 0:
+        found = np.zeros((0, columns), np.int64)
+    if found.ndim != 2 or found.shape[1] != columns or found.dtype.kind not in "iu":
+        raise UsageError(f"{what} are {columns} whole numbers each, not {found.dtype} of {found.shape}")
+    return found.astype(np.int64)
+
+
+def _check_nodes(rows: Array, n: int, what: str) -> None:
+    outside = np.flatnonzero(((rows < 0) | (rows >= n)).any(1))
+    if len(outside):
+        row = ", ".join(map(str, rows[outside[0]]))
+        raise UsageError(f"{what} {outside[0]} is {row}, and there are only the nodes 0 to {n - 1}")
+
+
+def _areas(positions: Array, faces: Array) -> Array:
+    one, other = (positions[faces[:, corner]] - positions[faces[:, 0]] for corner in (1, 2))
+    return np.linalg.norm(np.cross(one, other), axis=1) / 2
+
+
+def _check_memory(n: int, modes: int, dense: bool) -> None:
+    needed, there = 8 * n * (SQUARES * n if dense else STRIPS * modes), host_bytes()
+    if needed > there:
+        raise UsageError(
+            f"the {modes:,} lowest eigenvectors of {n:,} nodes take {size_words(needed)} of memory, and this machine "
+            f"has {size_words(there)}; take fewer nodes" + ", or fewer eigenvectors (modes)" * (modes > 1)
+        )
