@@ -22,6 +22,8 @@ PAPER = {  # tables 1 and 2 of App. B: K, sigma_B_max, delta, size, multipliers,
     "lsun-church-128": (400, 64, 0.0125, 128, (1, 2, 3, 4, 5), 2, 2e-5, (32, 16, 8), 0.999, 32),
 }
 
+USUAL = {"process": "heat", "network": "unet"}
+
 
 @pytest.mark.parametrize("name", PAPER)
 def test_presets_say_what_the_papers_tables_say(name):
@@ -50,10 +52,10 @@ def test_presets_say_what_the_papers_tables_say(name):
 def test_a_preset_lists_only_what_differs():
     for file in (Path(ihdm.__file__).parent / "presets").glob("*.toml"):
         preset = load_config(file.stem)
-        kind = preset.tree()["process"]["kind"]
-        default = Config().with_tree({"process": {"kind": kind}})
+        kinds = {name: {"kind": preset.tree()[name]["kind"]} for name in ("process", "network")}
+        default, other = Config().with_tree(kinds), sum(kinds[name] != {"kind": usual} for name, usual in USUAL.items())
         written = re.findall(r"^(\w+) = ", file.read_text(), re.MULTILINE)
-        assert len(written) == 1 + (kind != "heat") + len(differences(default, preset)), file.name
+        assert len(written) == 1 + other + len(differences(default, preset)), file.name
 
 
 @pytest.mark.parametrize("name", presets())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,10 +20,14 @@ class Constant:
         self.value = value.detach().to("cpu", torch.float64)
         self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
-    def like(self, u: Tensor) -> Tensor:
-        """The constant on the device and in the precision of `u`."""
-        key = (u.device, u.dtype)
+    def __deepcopy__(self, memo: Any) -> Constant:
+        """Itself: a copy of a network shares its constants."""
+        return self
+
+    def like(self, u: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The constant on the device of `u` and in its precision, or in another type."""
+        key = (u.device, dtype or u.dtype)
         if key not in self._copies:
             with torch.inference_mode(False):  # or training could not use it
-                self._copies[key] = self.value.to(u.device, u.dtype, copy=True)
+                self._copies[key] = self.value.to(*key, copy=True)
         return self._copies[key]

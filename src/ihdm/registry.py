@@ -69,4 +69,4 @@ PROCESSES = Registry(
         "cold": "ihdm.processes.cold:Cold",
     },
 )
-NETWORKS = Registry("network", {"unet": "ihdm.networks.unet:UNet"})
+NETWORKS = Registry("network", {"unet": "ihdm.networks.unet:UNet", "graph": "ihdm.networks.graph:GraphNet"})

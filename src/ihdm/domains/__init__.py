@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ihdm.domains.domain import Domain
+from ihdm.domains.graphs import GraphDomain
 from ihdm.domains.images import ImageDomain
 from ihdm.errors import unknown
 
-KINDS: dict[str, type[Domain]] = {"images": ImageDomain}
+KINDS: dict[str, type[Domain]] = {"images": ImageDomain, "graphs": GraphDomain}
 
 
 def domain_kind(name: str) -> type[Domain]:
@@ -23,4 +24,4 @@ def as_domain(shape: Sequence[int] | Domain) -> Domain:
     return shape if isinstance(shape, Domain) else ImageDomain(tuple(shape))
 
 
-__all__ = ["KINDS", "Domain", "ImageDomain", "as_domain", "domain_kind"]
+__all__ = ["KINDS", "Domain", "GraphDomain", "ImageDomain", "as_domain", "domain_kind"]

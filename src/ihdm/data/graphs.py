@@ -1,0 +1,122 @@
+"""Fields on the nodes of a graph or a mesh, from an npz file that has both, as one float32 tensor in [0, 1]."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ihdm.config import DataConfig
+from ihdm.data import ImageSet, evenly_spaced, given, set_name, split_off
+from ihdm.data.images import Pictures, Stack, Subset
+from ihdm.data.labels import numbered
+from ihdm.data.sources import locate, numpy_file
+from ihdm.domains import GraphDomain
+from ihdm.domains.graphs import TENSORS
+from ihdm.errors import IhdmError, UsageError, unknown
+from ihdm.labels import Labels
+
+SPLITS = "train", "test"
+LABELS = "train_labels", "test_labels"
+
+
+def domain(config: DataConfig, split: str = "train") -> GraphDomain:
+    """Of the fields that `load` would give, of any split."""
+    return _read(config)[0]
+
+
+def load(config: DataConfig, held_out_most: int | None) -> ImageSet:
+    """Read a file; without a test split, set a share of the fields aside."""
+    found, splits = _read(config)
+    train, held_out = split_off(splits["train"], splits.get("test"), config.holdout)
+    held_out = Subset(held_out, evenly_spaced(len(held_out), held_out_most or len(held_out)).tolist())
+    labels, *numbers = numbered(config.source, train, held_out) if config.labels else (Labels(),)
+    told: Any = dict(zip(("train_labels", "held_out_labels"), numbers))
+    fields = _stacked(train, found), _stacked(held_out, found)
+    return ImageSet(set_name(config.source), *fields, labels=labels, own_domain=found, **told)
+
+
+def _read(config: DataConfig) -> tuple[GraphDomain, dict[str, Pictures]]:
+    """All that a file has, checked."""
+    for name, usual in (("memory", "auto"), ("on_error", "stop")):
+        if getattr(config, name) not in (usual, "yes"):
+            raise UsageError(f"data.{name}={getattr(config, name)} is for images; fields are one file, held in memory")
+    path = locate(given(config.source))
+    if not isinstance(path, Path) or path.suffix.lower() != ".npz":
+        raise UsageError(f"fields on a graph are read from an npz file (docs/domains.md), not from {config.source}")
+    arrays = _arrays(path)
+    fields = {split: _checked(arrays[split], f"{path}: {split}") for split in SPLITS if split in arrays}
+    found = _domain(path, fields, {name: arrays[name] for name in TENSORS if name in arrays})
+    channels, nodes = found.shape
+    asked = {"size": (config.size or (nodes,))[0], "channels": config.channels or channels}
+    for name, there in (("size", nodes), ("channels", channels)):
+        if asked[name] != there:
+            words = f"{channels} channels on {nodes:,} nodes, and data.{name}={asked[name]} is asked for"
+            raise UsageError(f"{path} has fields of {words}")
+    return found, {split: Stack(str(path), array, _labels(arrays, split)) for split, array in fields.items()}
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    arrays = numpy_file(path)
+    if not isinstance(arrays, dict):
+        raise IhdmError(f"{path} is one array; expected an npz file with train and edges, or positions and faces")
+    for name in arrays:
+        if name not in (*SPLITS, *LABELS, *TENSORS):
+            raise UsageError(f"{path}: {unknown('array', name, [*SPLITS, *LABELS, *TENSORS])}")
+    if "train" not in arrays:
+        raise IhdmError(f"{path} has no array train, only: {', '.join(arrays) or 'nothing'}")
+    return arrays
+
+
+def _domain(path: Path, fields: dict[str, Any], graph: dict[str, Any]) -> GraphDomain:
+    """The least and the largest value of each channel in training become 0 and 1."""
+    train = fields["train"]
+    for split, array in fields.items():
+        if array.shape[1:] != train.shape[1:]:
+            raise IhdmError(f"{path}: {split} has fields of {array.shape[1:]}, train of {train.shape[1:]}")
+    low, high = train.min((0, 2)), train.max((0, 2))
+    if (low == high).any():
+        channel = int(np.flatnonzero(low == high)[0])
+        raise IhdmError(f"{path}: all values of channel {channel} are {low[channel]:g}; there is nothing to learn")
+    try:
+        return GraphDomain(train.shape[1:], tuple(low.tolist()), tuple(high.tolist()), **graph)
+    except UsageError as error:
+        raise IhdmError(f"{path}: {error}") from error
+
+
+def _labels(arrays: dict[str, Any], split: str) -> Any:
+    return lambda: arrays.get(f"{split}_labels", ())
+
+
+def _checked(array: Any, name: str) -> Any:
+    """Fields (N, C, n) of finite numbers, float64."""
+    if array.ndim not in (2, 3) or 0 in array.shape:
+        raise IhdmError(f"{name} has shape {array.shape}; expected (N, n), N fields on n nodes, or (N, C, n)")
+    if array.dtype.kind not in "buif":
+        raise IhdmError(f"{name} holds {array.dtype}; expected numbers")
+    values = array.astype(np.float64).reshape(len(array), -1, array.shape[-1])
+    wrong = np.argwhere(~np.isfinite(values))
+    if len(wrong):
+        field, _, node = wrong[0]
+        raise IhdmError(f"{name} has {values[tuple(wrong[0])]:g} at node {node} of field {field}; expected numbers")
+    return values
+
+
+def _stacked(fields: Pictures, domain: GraphDomain) -> Tensor:
+    """(N, C, n) in [0, 1]; what lies outside, as only fields that are held out may, is cut off, and said."""
+    found: list[Any] = [fields.read(i) for i in range(len(fields))]
+    if not found:
+        return torch.empty(0, *domain.shape)
+    u = domain.unit(torch.from_numpy(np.stack(found)))
+    outside = int(((u < 0) | (u > 1)).sum())
+    if outside:
+        print(
+            f"warning: {outside:,} of {u.numel():,} held-out values lie outside of the range of the training fields, "
+            f"and are cut off there",
+            file=sys.stderr,
+        )
+    return u.clamp(0, 1).float()

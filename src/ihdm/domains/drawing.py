@@ -1,0 +1,105 @@
+"""Values on the nodes of a mesh, or at points in space, as they look from two opposite sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[Any]
+
+SIZE = 112  # pixels of a side of each view
+DARKEST = 0.6  # of a surface that is seen from its edge
+COLOURS = torch.tensor(  # from the least value to the largest, by equal steps
+    [
+        [0.11, 0.13, 0.36],
+        [0.14, 0.42, 0.65],
+        [0.56, 0.77, 0.80],
+        [0.97, 0.95, 0.86],
+        [0.93, 0.68, 0.42],
+        [0.75, 0.27, 0.22],
+        [0.38, 0.06, 0.16],
+    ],
+    device="cpu",
+)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Which nodes each pixel shows, (H, W, 3), with what weights, the same shape, and how bright, (H, W).
+
+    Pixels that show nothing have the brightness 0.
+    """
+
+    nodes: Tensor
+    weights: Tensor
+    brightness: Tensor
+
+    @classmethod
+    def of(cls, positions: Tensor, faces: Tensor | None) -> Drawing:
+        """Triangles, or points where there are none: from the side of the first axis, and from behind; up is the third.
+
+        The nearest of what lies behind one another is seen.
+        """
+        places = positions.double().cpu().numpy()
+        places = places - (places.max(0) + places.min(0)) / 2
+        places = places / max(float(np.abs(places[:, 1:]).max()), 1e-12) * (SIZE / 2 - 1)
+        views = [_view(places * np.array([side, side, 1]), faces) for side in (1, -1)]
+        return cls(*(torch.from_numpy(np.concatenate(parts, 1)) for parts in zip(*views)))
+
+    def pictures(self, u: Tensor) -> Tensor:
+        """Of data (N, C, n) in [0, 1]: by a scale of colours, or of three channels as red, green and blue."""
+        nodes, weights, brightness = (part.to(u.device) for part in (self.nodes, self.weights, self.brightness))
+        values = sum(u[..., nodes[..., corner]] * weights[..., corner] for corner in range(3))
+        assert isinstance(values, Tensor)
+        return torch.where(brightness > 0, colours(values) * brightness, 1.0)
+
+
+def colours(values: Tensor) -> Tensor:
+    """Values (N, C, H, W) in [0, 1] as red, green and blue: three channels as they are, of others the first."""
+    values = values.float().clamp(0, 1)
+    if values.shape[1] == 3:
+        return values
+    table, place = COLOURS.to(values.device), values[:, 0] * (len(COLOURS) - 1)
+    below = place.floor().clamp_max(len(COLOURS) - 2).long()
+    return torch.lerp(table[below], table[below + 1], (place - below)[..., None]).movedim(-1, 1)
+
+
+def _view(places: Array, faces: Tensor | None) -> tuple[Array, Array, Array]:
+    """Nodes, weights and brightness of the pixels of one side."""
+    nodes, weights = np.zeros((SIZE, SIZE, 3), np.int64), np.zeros((SIZE, SIZE, 3), np.float32)
+    brightness = np.zeros((SIZE, SIZE), np.float32)
+    depth, columns, rows = places[:, 0], places[:, 1] + SIZE / 2, SIZE / 2 - places[:, 2]
+    if faces is None:
+        radius = max(1.0, SIZE / 4 / len(places) ** 0.5)
+        for node in np.argsort(depth):  # the nearest comes last
+            spot = tuple(slice(max(int(c - radius), 0), int(c + radius) + 1) for c in (rows[node], columns[node]))
+            nodes[spot], weights[spot], brightness[spot] = node, (1, 0, 0), 1
+        return nodes, weights, brightness
+    nearest = np.full((SIZE, SIZE), -np.inf)
+    for face in faces.cpu().numpy():
+        x, y, z = columns[face], rows[face], depth[face]
+        left, right = max(int(x.min()), 0), min(int(x.max()) + 1, SIZE)
+        top, bottom = max(int(y.min()), 0), min(int(y.max()) + 1, SIZE)
+        twice = (x[1] - x[0]) * (y[2] - y[0]) - (x[2] - x[0]) * (y[1] - y[0])
+        if abs(twice) < 1e-9:  # it is seen from its edge
+            continue
+        across, down = np.arange(left, right) + 0.5, np.arange(top, bottom)[:, None] + 0.5
+        second = ((across - x[0]) * (y[2] - y[0]) - (x[2] - x[0]) * (down - y[0])) / twice
+        third = ((x[1] - x[0]) * (down - y[0]) - (across - x[0]) * (y[1] - y[0])) / twice
+        corners = np.stack([1 - second - third, second, third], -1)
+        height, box = corners @ z, (slice(top, bottom), slice(left, right))
+        seen = (corners >= -1e-9).all(-1) & (height > nearest[box])
+        area = np.linalg.norm(np.cross(places[face[1]] - places[face[0]], places[face[2]] - places[face[0]]))
+        for image, value in (
+            (nearest, height),
+            (nodes, face),
+            (weights, corners),
+            (brightness, DARKEST + (1 - DARKEST) * abs(twice) / area),
+        ):
+            image[box][seen] = np.broadcast_to(value, image[box].shape)[seen]
+    return nodes, weights, brightness

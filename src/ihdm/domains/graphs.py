@@ -1,0 +1,165 @@
+"""Fields: values on the nodes of a graph, or of a mesh such as a globe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ihdm.domains.domain import Domain, Shape
+from ihdm.domains.drawing import Drawing, colours
+from ihdm.errors import UsageError
+from ihdm.graph import (
+    GraphLaplacian,
+    checked_edges,
+    checked_mesh,
+    checked_positions,
+    connected,
+    cotangents,
+    mean_area,
+)
+
+TENSORS = "edges", "weights", "positions", "faces"
+
+
+@dataclass(frozen=True, eq=False)
+class GraphDomain(Domain):
+    """Fields (C, n) on n nodes, which edges (E, 2) with weights (E,) connect, or faces (F, 3) at positions (n, 3).
+
+    low, high: what 0 and 1 stand for, in each channel; by default themselves. A graph may have positions too, for
+    pictures. Blur widths are in units of edges; on a mesh of the distance of nodes, the root of their mean area.
+    """
+
+    kind = "graphs"
+    noun = "field"
+    suffix = ".npy"
+
+    shape: Shape
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    edges: Tensor | None = None
+    weights: Tensor | None = None
+    positions: Tensor | None = None
+    faces: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != 2:
+            raise ValueError(f"a field has channels and nodes, unlike {self.shape}")
+        channels, nodes = self.shape
+        self._set(low=tuple(map(float, self.low or [0.0] * channels)))
+        self._set(high=tuple(map(float, self.high or [1.0] * channels)))
+        if not len(self.low) == len(self.high) == channels:
+            raise ValueError(
+                f"{channels} channels do not have {len(self.low)} least values and {len(self.high)} largest"
+            )
+        if not all(math.isfinite(low) and low < high < math.inf for low, high in zip(self.low, self.high)):
+            raise ValueError(f"{self.low} to {self.high} is no range of values")
+        if (self.edges is None) == (self.faces is None):
+            raise UsageError("a graph has either edges, or positions and faces")
+        if self.edges is not None:
+            edges, weights = checked_edges(nodes, self.edges, self.weights)
+            self._set(edges=torch.from_numpy(edges))
+            self._set(weights=None if self.weights is None else torch.from_numpy(weights))
+        elif self.weights is not None:
+            raise UsageError("weights are those of edges; a mesh has its own, by its angles")
+        if self.faces is not None:
+            if self.positions is None:
+                raise UsageError("faces need the positions of the nodes")
+            positions, faces = checked_mesh(self.positions, self.faces)
+            self._set(positions=torch.from_numpy(positions), faces=torch.from_numpy(faces))
+        elif self.positions is not None:
+            self._set(positions=torch.from_numpy(checked_positions(self.positions)))
+        if self.positions is not None and len(self.positions) != nodes:
+            raise UsageError(f"there are {len(self.positions):,} positions for {nodes:,} nodes")
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, GraphDomain):
+            return NotImplemented
+        one, two = self.state(), other.state()
+        alike = (self.shape, self.low, self.high, set(one)) == (other.shape, other.low, other.high, set(two))
+        return alike and all(tensor.equal(two[name]) for name, tensor in one.items())
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.low, self.high))
+
+    @cached_property
+    def laplacian(self) -> GraphLaplacian:
+        with torch.device("cpu"):
+            if self.positions is None or self.faces is None:
+                return GraphLaplacian(self.shape[1], self.edges, self.weights)
+            spacing = math.sqrt(mean_area(self.positions.numpy(), self.faces.numpy()))
+            return GraphLaplacian.from_mesh(self.positions / spacing, self.faces)
+
+    @cached_property
+    def parts(self) -> int:
+        """How many there are that are not connected with each other."""
+        edges = self.edges
+        if edges is None:
+            edges = torch.from_numpy(cotangents(self.positions.numpy(), self.faces.numpy())[0])  # type: ignore[union-attr]
+        return int(connected(self.shape[1], edges.numpy()).max()) + 1
+
+    @property
+    def words(self) -> str:
+        channels, nodes = self.shape
+        several = f" in {channels} channels" if channels > 1 else ""
+        apart = f", in {self.parts:,} parts that are not connected" if self.parts > 1 else ""
+        return f"{nodes:,} nodes of a {'graph' if self.faces is None else 'mesh'}{several}{apart}"
+
+    def pictures(self, u: Tensor) -> Tensor:
+        """A mesh from two sides; without positions nodes in rows, in the order of the slowest wave."""
+        if self._drawing is not None:
+            return self._drawing.pictures(u)
+        nodes = self.shape[1]
+        side = math.ceil(math.sqrt(nodes))
+        slowest = self.laplacian.eigenvectors(min(self.parts + 1, nodes))[:, -1]
+        rows = u.new_ones(*u.shape[:2], side * side)
+        rows[..., :nodes] = u[..., slowest.argsort(stable=True).to(u.device)]
+        there = (torch.arange(side * side, device=u.device) < nodes).view(side, side)
+        return torch.where(there, colours(rows.unflatten(-1, (side, side))), 1.0)
+
+    @cached_property
+    def _drawing(self) -> Drawing | None:
+        with torch.device("cpu"):
+            return None if self.positions is None else Drawing.of(self.positions, self.faces)
+
+    def unit(self, values: Tensor) -> Tensor:
+        """Values (..., C, n) in the units of the data as [0, 1]."""
+        low, high = self._ends()
+        return (values - low) / (high - low)
+
+    def values(self, u: Tensor) -> Tensor:
+        """The reverse of `unit`."""
+        low, high = self._ends()
+        return low + u.cpu() * (high - low)
+
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        low, high = (torch.tensor(ends, dtype=torch.float64)[:, None] for ends in (self.low, self.high))
+        return low, high
+
+    def write(self, u: Tensor, path: Path) -> None:
+        """In the units of the data, (C, n)."""
+        np.save(path, self.values(u).float().numpy())
+
+    def tree(self) -> dict[str, Any]:
+        return {"low": list(self.low), "high": list(self.high)}
+
+    def state(self) -> dict[str, Tensor]:
+        tensors = {name: getattr(self, name) for name in TENSORS}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+    @classmethod
+    def restored(cls, shape: Shape, tree: Mapping[str, Any], state: Mapping[str, Tensor]) -> GraphDomain:
+        if others := (set(tree) - {"low", "high"}) | (set(state) - set(TENSORS)):
+            raise ValueError(f"fields have no {', '.join(sorted(others))}")
+        return cls(shape, tuple(tree["low"]), tuple(tree["high"]), **state)
