@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -258,6 +259,17 @@ def test_a_file_that_is_one_array_or_none_is_refused(tmp_path):
         load_images(DataConfig(kind="graphs", source=str(tmp_path / "b.npz")))
 
 
+def test_the_globes_data_are_those_of_the_map_at_the_places_of_nodes():
+    example = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "globe_data.py"))
+    nodes, faces = example["sphere"](300)
+    assert len(faces) == 2 * 300 - 4 and GraphDomain((1, 300), positions=nodes, faces=faces).parts == 1
+    longitudes, latitudes = 20 + 2.5 * np.arange(144), -90 + 2.5 * np.arange(73)
+    east, north = np.radians(longitudes), np.radians(latitudes)[:, None]
+    x, y, z = np.cos(east) * np.cos(north), np.sin(east) * np.cos(north), np.sin(north) + 0 * east
+    found = example["at_nodes"](np.stack([x, y, z]), longitudes, latitudes, nodes)
+    np.testing.assert_allclose(found, nodes.T, atol=0.002)
+
+
 # The network
 
 
@@ -355,7 +367,8 @@ def test_train_resume_sample_and_info(saved, tmp_path, capsys, monkeypatch):
     assert Image.open("g.png").width > 2 * SIZE and Image.open("g.gif").n_frames == 6
     written = np.stack([np.load(file) for file in sorted(Path("fields").iterdir())])
     assert written.shape == (3, 1, 60) and written.min() >= -10 and written.max() <= 30
-    assert "60 nodes of a mesh" in typed("info", "run") and "0, 1" in typed("info", "run")
+    said = typed("info", "run")
+    assert "60 nodes of a mesh" in said and "2: 0, 1" in said and "network.pyramid" not in said
     torch.testing.assert_close(
         torch.from_numpy(written),
         read_config(folder).domain.values(Model.from_pretrained("run").sample(3, labels="1")).float(),

@@ -51,7 +51,8 @@ def model(name: str) -> dict[str, str]:
     if config.origin:
         rows["trained"] = f"{config.steps:,} steps with the authors' code; converted from {config.origin}"
     rows |= {"sampling": loaded.process.sampling_words()} | loaded.process.facts()
-    enough = coarse.words(loaded.process) if loaded.process.predicts_alone(config.process) else ""
+    sees_less = hasattr(config.network, "pyramid") and loaded.process.predicts_alone(config.process)
+    enough = coarse.words(loaded.process) if sees_less else ""
     return rows | ({"grids that suffice": f"{enough} (network.pyramid)"} if enough else {})
 
 
