@@ -21,6 +21,7 @@ from ihdm.data import data_domain, load_images
 from ihdm.domains import GraphDomain, ImageDomain
 from ihdm.domains.drawing import COLOURS, SIZE, colours
 from ihdm.errors import IhdmError, UsageError
+from ihdm.export.programs import programs
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig, read_config
 from ihdm.networks import build_network
@@ -343,6 +344,20 @@ def test_every_process_trains_and_samples_on_a_mesh(kind, modes, monkeypatch):
     samples = model.sample(3, seed=1)
     assert samples.shape == (3, 1, 60) and bool(samples.isfinite().all())
     assert domain.laplacian.modes == (modes or 60)
+
+
+@pytest.mark.parametrize("matrix", [True, False])
+def test_a_model_is_exported_for_any_number_of_fields(matrix, monkeypatch):
+    """Its programs, traced with two, do what it does with one and three."""
+    monkeypatch.setattr(network_file, "MATRIX_MOST", 100 if matrix else 10)
+    config = Config().with_settings(["process.K=4", "network.kind=graph", *QUICK[:4]])
+    model = Model.from_images(ModelConfig.of(config, mesh_domain()), torch.rand(8, 1, 60))
+    for weight in model.network.parameters():
+        torch.nn.init.normal_(weight, std=0.1)
+    network = programs(model)["network"].traced().module()
+    for n in (1, 3):
+        u, k = torch.rand(n, 1, 60), torch.arange(1, n + 1)
+        torch.testing.assert_close(network(u, k), model.network(u, k), atol=1e-5, rtol=1e-4)
 
 
 def test_train_resume_sample_and_info(saved, tmp_path, capsys, monkeypatch):

@@ -137,7 +137,7 @@ class PerNode(nn.Linear):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias[:, None], self.weight.expand(len(x), -1, -1), x)
+        return torch.baddbmm(self.bias[:, None], self.weight.expand(x.shape[0], -1, -1), x)
 
 
 class Surroundings:
@@ -162,7 +162,7 @@ class Surroundings:
 
     def places(self, x: Tensor) -> Tensor:
         """Where nodes are: the lowest waves, for each of x, (B, places, n)."""
-        return self._places.like(x).expand(len(x), -1, -1)
+        return self._places.like(x).expand(x.shape[0], -1, -1)
 
     def heat(self, x: Tensor, log_t: Tensor) -> Tensor:
         """F(t) of what x (B, C, n) has along the lowest eigenvectors, with a time t for each channel (Eq. 2)."""
