@@ -52,32 +52,35 @@ class GraphDomain(Domain):
     def __post_init__(self) -> None:
         if len(self.shape) != 2:
             raise ValueError(f"a field has channels and nodes, unlike {self.shape}")
-        channels, nodes = self.shape
-        self._set(low=tuple(map(float, self.low or [0.0] * channels)))
-        self._set(high=tuple(map(float, self.high or [1.0] * channels)))
-        if not len(self.low) == len(self.high) == channels:
-            raise ValueError(
-                f"{channels} channels do not have {len(self.low)} least values and {len(self.high)} largest"
-            )
-        if not all(math.isfinite(low) and low < high < math.inf for low, high in zip(self.low, self.high)):
-            raise ValueError(f"{self.low} to {self.high} is no range of values")
+        self._check_range()
+        self._check_graph()
+        if self.positions is not None and len(self.positions) != self.shape[1]:
+            raise UsageError(f"there are {len(self.positions):,} positions for {self.shape[1]:,} nodes")
+
+    def _check_range(self) -> None:
+        channels = self.shape[0]
+        low, high = (tuple(map(float, ends)) for ends in (self.low or [0] * channels, self.high or [1] * channels))
+        if not len(low) == len(high) == channels:
+            raise ValueError(f"{channels} channels do not have {len(low)} least values and {len(high)} largest")
+        if not all(-math.inf < least < most < math.inf for least, most in zip(low, high)):
+            raise ValueError(f"{low} to {high} is no range of values")
+        self._set(low=low, high=high)
+
+    def _check_graph(self) -> None:
         if (self.edges is None) == (self.faces is None):
             raise UsageError("a graph has either edges, or positions and faces")
         if self.edges is not None:
-            edges, weights = checked_edges(nodes, self.edges, self.weights)
-            self._set(edges=torch.from_numpy(edges))
-            self._set(weights=None if self.weights is None else torch.from_numpy(weights))
-        elif self.weights is not None:
+            edges, weights = map(torch.from_numpy, checked_edges(self.shape[1], self.edges, self.weights))
+            self._set(edges=edges, weights=None if self.weights is None else weights)
+            if self.positions is not None:
+                self._set(positions=torch.from_numpy(checked_positions(self.positions)))
+            return
+        if self.weights is not None:
             raise UsageError("weights are those of edges; a mesh has its own, by its angles")
-        if self.faces is not None:
-            if self.positions is None:
-                raise UsageError("faces need the positions of the nodes")
-            positions, faces = checked_mesh(self.positions, self.faces)
-            self._set(positions=torch.from_numpy(positions), faces=torch.from_numpy(faces))
-        elif self.positions is not None:
-            self._set(positions=torch.from_numpy(checked_positions(self.positions)))
-        if self.positions is not None and len(self.positions) != nodes:
-            raise UsageError(f"there are {len(self.positions):,} positions for {nodes:,} nodes")
+        if self.positions is None:
+            raise UsageError("faces need the positions of the nodes")
+        positions, faces = map(torch.from_numpy, checked_mesh(self.positions, self.faces))
+        self._set(positions=positions, faces=faces)
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
