@@ -409,3 +409,20 @@ def test_a_changed_model_folder_is_refused(change, message, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(tree))
     with pytest.raises(IhdmError, match=message):
         read_config(tmp_path)
+
+
+def test_a_damaged_graph_is_read_or_refused_in_words(tmp_path):
+    config = Config().with_settings(["network.kind=graph", "process.kind=ddpm", *QUICK[:4]])
+    Model.from_images(ModelConfig.of(config, mesh_domain()), torch.rand(4, 1, 60)).save_pretrained(tmp_path)
+    file, random = tmp_path / "domain.safetensors", np.random.default_rng(0)
+    whole = np.frombuffer(file.read_bytes(), np.uint8)
+    refused = 0
+    for _ in range(40):
+        changed = whole.copy()
+        changed[random.integers(len(whole), size=3)] = random.integers(256, size=3)
+        file.write_bytes(changed.tobytes())
+        try:
+            Model.from_pretrained(tmp_path)
+        except IhdmError:
+            refused += 1
+    assert 0 < refused < 40

@@ -267,6 +267,7 @@ def test_nearest_neighbours_are_edges():
         ([(0, 1)], [0.0], "larger than 0"),
         ([(0, 1)], [math.nan], "finite"),
         ([(0, 1)], [1.0, 2.0], "a number for each of 1 edges"),
+        ([(0, 1)], [1e200], "too large to compute with"),
         ([(0, 1, 2)], None, "2 whole numbers each"),
         ([(0.5, 1.0)], None, "2 whole numbers each"),
     ],

@@ -29,6 +29,7 @@ ArrayLike = Any  # numbers in an array, a tensor or lists
 
 DENSE_MOST = 4096  # nodes of which all eigenvectors are computed, unless fewer are asked for
 USUAL_MODES = 512  # of larger graphs
+LARGEST = 1e100  # sum of the weights at a node, which has to be squared
 SQUARES, STRIPS = 4, 6  # float64 matrices n x n, and n x modes, that are in memory at the same time
 
 
@@ -79,6 +80,8 @@ class GraphLaplacian(Laplacian):
         _check_memory(n, modes, dense)
         self.grid, self.edges, self.weights, self.normalised = (n,), edges, weights, normalised
         matrix = _matrix(n, edges, weights, normalised)
+        if not (matrix.diagonal < LARGEST).all():
+            raise UsageError("weights, or the angles and areas of a mesh, are too large to compute with")
         self.parts = int(matrix.parts.max()) + 1
         values, vectors = lowest(matrix, modes, dense)
         self.modes = len(values)
