@@ -44,8 +44,9 @@ class GraphLaplacian(Laplacian):
     Every part that is not connected to others has a blank state of its own, and a first eigenvalue of exactly 0.
 
     With fewer modes than nodes, what data have beyond the lowest eigenvectors is approximated: all of it decays at one
-    rate, the mean of its own, which the trace tells. The basis is still complete and orthonormal to rounding: a
-    product of reflections, I - A T A^T with A of shape (n, modes), whose first columns are the eigenvectors.
+    rate, the mean of the eigenvalues that are left out, which the trace tells. The basis is still complete and, up to
+    rounding, orthonormal: a product of reflections, I - A T A^T with A of shape (n, modes), whose first columns are
+    the eigenvectors. Of several with one eigenvalue either all are among the modes or none.
     """
 
     def __init__(
