@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from ihdm.errors import UsageError
+from ihdm.extras import needs
 from ihdm.noise import SeededNoise
 
 Array = NDArray[Any]
@@ -185,5 +186,5 @@ def _scipy() -> Any:
     try:
         import scipy.sparse.linalg
     except ImportError as error:
-        raise UsageError("the lowest eigenvectors of so many nodes need SciPy: pip install 'ihdm[graphs]'") from error
+        raise UsageError(needs("a graph of so many nodes", "graphs", "SciPy")) from error
     return scipy

@@ -197,10 +197,10 @@ def labels_of(config: DataConfig) -> Labels | None:
         return Labels()
     if config.kind != "images":
         return load_images(config).labels
-    if config.source != "digits" and not isinstance(locate(_given(config.source)), Path):
+    if config.source != "digits" and not isinstance(locate(given(config.source)), Path):
         return None
     splits = _opened(config.source)
-    return numbered(config.source, *_split(splits["train"], splits.get("test"), config.holdout))[0]
+    return numbered(config.source, *split_off(splits["train"], splits.get("test"), config.holdout))[0]
 
 
 def evenly_spaced(n: int, most: int) -> Tensor:
