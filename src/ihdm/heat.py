@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -185,6 +185,21 @@ class FiniteDifferences:
 def smaller(grid: Sequence[int], halvings: int) -> tuple[int, ...]:
     """The grid with each axis halved so many times, rounded up."""
     return tuple(-(-n // 2**halvings) for n in grid)
+
+
+def resized(u: Tensor, grid: Sequence[int]) -> Tensor:
+    """Data (B, C, *axes) on another grid, by the lowest coefficients of both; grey stays the same grey."""
+    for dim, (n, count) in enumerate(zip(u.shape[2:], grid), start=2):
+        if n != count:
+            u = along(math.sqrt(count / n) * between_axes(n, count).like(u), u, dim)
+    return u
+
+
+@cache
+def between_axes(n: int, count: int) -> Constant:
+    """From n pixels of an axis to `count` that have the same coefficients, as many as both have, and no others."""
+    least = min(n, count)
+    return Constant(cosine_basis(count)[:, :least] @ cosine_basis(n)[:, :least].mT)
 
 
 def cosine_basis(n: int) -> Tensor:

@@ -6,17 +6,14 @@ cosine coefficients of the state. Of all others it says nothing, which is for th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ihdm.constant import Constant
-from ihdm.heat import along, cosine_basis, smaller
+from ihdm.heat import along, between_axes, resized, smaller
 
 
 class Part(NamedTuple):
@@ -28,23 +25,14 @@ class Part(NamedTuple):
 
 def cropped(u: Tensor, depth: int) -> Tensor:
     """The image on the smaller grid that has the lowest coefficients of u, scaled so that grey stays the same grey."""
-    grid = u.shape[2:]
-    for dim, (N, n) in enumerate(zip(grid, smaller(grid, depth)), start=2):
-        u = along(math.sqrt(n / N) * _crop(N, n).like(u), u, dim)
-    return u
+    return resized(u, smaller(u.shape[2:], depth))
 
 
 def embedded(answer: Tensor, grid: Sequence[int]) -> Tensor:
     """The image on a larger grid that has the coefficients of `answer`, and no others."""
     for dim, (N, n) in enumerate(zip(grid, answer.shape[2:]), start=2):
-        answer = along(_crop(N, n).like(answer).mT, answer, dim)
+        answer = along(between_axes(N, n).like(answer).mT, answer, dim)
     return answer
-
-
-@cache
-def _crop(N: int, n: int) -> Constant:
-    """From N pixels of an axis to their lowest n coefficients, and on to n pixels."""
-    return Constant(cosine_basis(n) @ cosine_basis(N)[:, :n].mT)
 
 
 def by_levels(k: Tensor, first: Sequence[int]) -> list[Part]:
