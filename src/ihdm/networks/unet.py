@@ -389,7 +389,7 @@ class Skip(nn.Conv2d):
         h = _pixels(parts[0]).flatten(0, 1) @ weights[0].T
         for part, weight in zip(parts[1:], weights[1:]):
             h = torch.addmm(h, _pixels(part).flatten(0, 1), weight.T)
-        return _image(h.unflatten(0, (len(parts[0]), -1)), parts[0])
+        return _image(h.unflatten(0, (parts[0].shape[0], -1)), parts[0])
 
 
 class Attention(nn.Module):
