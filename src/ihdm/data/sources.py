@@ -39,6 +39,7 @@ SPLIT_WORDS = {
     "valid": "test",
     "validation": "test",
 }
+MADE_HERE = ("digits", "orbitals")  # sets that come with ihdm
 LABEL_WORDS = {"y", "label", "labels", "target", "targets"}  # in the names of arrays that hold labels
 
 
@@ -65,6 +66,8 @@ def open_source(source: str) -> Splits:
     if source == "digits":
         with resources.as_file(resources.files("ihdm.data") / "digits-idx3-ubyte.gz") as path:
             return {"train": _idx(path)}
+    if source == "orbitals":
+        raise UsageError("orbitals are volumes: take the preset orbitals, or add --set data.kind=volumes")
     found = locate(source)
     return _path(found) if isinstance(found, Path) else _hub(source, found)
 
@@ -87,7 +90,7 @@ def locate(source: str) -> Path | str:
 
 def absolute(source: str) -> str:
     """The source, to be found again from any folder: a path made absolute, a name as it is."""
-    named = source in ("", "digits", *NAMED) or source.startswith("hf:")
+    named = source in ("", *MADE_HERE, *NAMED) or source.startswith("hf:")
     path = expanded(source)
     return str(real(path)) if not named and path.exists() else source
 
@@ -195,22 +198,32 @@ def tar_files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def _grouped(names: Collection[str], origin: Path) -> dict[str, list[str]]:
-    """Image files by split: a folder named train, test or val, first or second in the path, says which."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        if split := split_of_image(name):
-            groups.setdefault(split, []).append(name)
+    """Image files by split."""
+    groups = by_split(names, SUFFIXES)
     if not groups:
         what = f"only files such as {next(iter(names))}" if names else "it is empty, or may not be read"
         raise IhdmError(f"{origin} holds no images ({what}); images end in {', '.join(sorted(SUFFIXES))}")
     return groups
 
 
+def by_split(names: Iterable[str], suffixes: Collection[str]) -> dict[str, list[str]]:
+    """Files of some suffixes by split: a folder named train, test or val, first or second in the path, says which."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        if split := _split_of_file(name, suffixes):
+            groups.setdefault(split, []).append(name)
+    return groups
+
+
 def split_of_image(name: str) -> str | None:
     """The split of a file by the folders in its name; None if it is hidden or no image."""
+    return _split_of_file(name, SUFFIXES)
+
+
+def _split_of_file(name: str, suffixes: Collection[str]) -> str | None:
     folder, _, file = name.rpartition("/")
     split = _split_of(folder)
-    return split if os.path.splitext(file)[1].lower() in SUFFIXES and not file.startswith(".") else None
+    return split if os.path.splitext(file)[1].lower() in suffixes and not file.startswith(".") else None
 
 
 @lru_cache
@@ -266,6 +279,14 @@ def _idx_bytes(path: Path, dimensions: int, what: str) -> Array:
 
 
 def _numpy(path: Path) -> Splits:
+    arrays, labels = arrays_by_split(path)
+    return {
+        split: Stack(str(path), _pixels(array, path), partial(labels.get, split, ())) for split, array in arrays.items()
+    }
+
+
+def arrays_by_split(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays of an npy or npz file by split, and those of their labels, where there are some."""
     arrays = numpy_file(path)
     arrays = arrays if isinstance(arrays, dict) else {"train": arrays}
     words = {name: name.lower().split("_") for name in arrays if len(arrays) > 1}
@@ -276,9 +297,7 @@ def _numpy(path: Path) -> Splits:
         chosen = {"train": next(iter(arrays.values()))}
     if "train" not in chosen:
         raise IhdmError(f"{path} holds the arrays {', '.join(arrays)}; expected one, or train (and test)")
-    return {
-        split: Stack(str(path), _pixels(array, path), partial(labels.get, split, ())) for split, array in chosen.items()
-    }
+    return chosen, labels
 
 
 def numpy_file(path: Path) -> Any:
