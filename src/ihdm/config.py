@@ -95,7 +95,7 @@ class TrainerConfig:
     tracker: Literal["auto", "none", "tensorboard", "wandb", "trackio"] = setting(
         "auto", "where else to show figures and pictures; auto: TensorBoard, if it is installed"
     )
-    measure_every: int = setting(0, "steps between measurements of samples by KID; 0: none", least=0)
+    measure_every: int = setting(0, "steps between measurements of samples, by KID or, of other data than images, modes; 0: none", least=0)
     measured: int = setting(1000, "samples to measure", least=2)
     sample_every: int = setting(10_000, "steps between pictures of samples", least=1)
     samples: int = setting(36, "images in such a picture", least=1, most=10_000)

@@ -91,8 +91,13 @@ class Trainer:
             return None
         if self.images.stream:
             raise UsageError("trainer.measure_every compares samples with all images, which a stream never has at once")
-        quality.check_images(["kid"], settings.measured, self.images, "train", allow_few=False)
-        return find_inception()
+        quality.check_images([self.measure], settings.measured, self.images, "train", allow_few=False)
+        return find_inception() if quality.needs_inception([self.measure], self.images.domain) else None
+
+    @property
+    def measure(self) -> str:
+        """What samples are measured by in training."""
+        return "kid" if self.images.domain.kind == "images" else "modes"
 
     def _tracker(self) -> trackers.Tracker | None:
         return trackers.started(self.config.trainer.tracker, self.run, self.step, self.config.tree())
@@ -311,15 +316,16 @@ class Trainer:
         return torch.cat(losses), torch.cat(levels)
 
     def _measure(self, log: Log | None) -> None:
-        """Log the kernel distance of samples from the training images."""
+        """Log the distance of samples from the training images: the kernel distance, of other data that of modes."""
         model = self.trained_model() if self.training.sharded or log else None
-        if model and log and self.inception:
+        if model and log:
             execution = Execution(self.precision, self.config.engine.compile)
-            network = Inception(self.inception, "clean").to(self.device)
+            network = Inception(self.inception, "clean").to(self.device) if self.inception else None
             n = self.config.trainer.measured
-            found = quality.evaluate(model, self.images, network, n, ["kid"], execution=execution)
-            if found and found.kid:
-                log.write(self.step, {"kid": found.kid[0]})
+            found = quality.evaluate(model, self.images, network, n, [self.measure], execution=execution)
+            figures = {"kid": found.kid[0] if found.kid else None, "modes": found.modes_distance} if found else {}
+            if (figure := figures.get(self.measure)) is not None:
+                log.write(self.step, {self.measure: figure})
         self.accelerator.wait_for_everyone()
 
     def _picture(self, log: Log | None) -> None:

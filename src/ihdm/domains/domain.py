@@ -30,6 +30,7 @@ class Domain(ABC):
     kind: ClassVar[str]  # the setting data.kind
     noun: ClassVar[str]  # what one of them is called; several have an s
     suffix: ClassVar[str]  # of a file that holds one
+    unit: ClassVar[str] = "pixel"  # of lengths, such as the width of a blur
 
     shape: Shape
 

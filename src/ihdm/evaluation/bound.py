@@ -35,6 +35,7 @@ class Likelihood:
     levels: int  # looked at for each image, of K
     seed: int
     sampling: str
+    noun: str = "image"
 
     @property
     def images(self) -> int:
@@ -53,7 +54,7 @@ class Likelihood:
             "levels": self.levels,
             "seed": self.seed,
             "bits_per_dimension": "nats / (dimensions ln 2) + 8",
-            "standard_error": "over images" if self.images > 1 else "null: one image does not tell it",
+            "standard_error": f"over {self.noun}s" if self.images > 1 else f"null: one {self.noun} does not tell it",
             "bounds": [self._tree(*pair) for pair in zip(self.bounds, self.by_level.T)],
         }
 
@@ -85,7 +86,7 @@ def likelihood(
     workers: Workers | None = None,
     **options: Any,
 ) -> Likelihood:
-    """Bounds on -log p of uint8 images (N, C, H, W) (Eq. 5-10), as many as the process has.
+    """Bounds on -log p of uint8 images (N, C, H, W), or of other data (Eq. 5-10), as many as the process has.
 
     train: images to fit the variance of the last step to; unless given, the images themselves, which flatters a little.
     levels: how many to evaluate the network at for each image, drawn by chance; None: all of them.
@@ -104,7 +105,8 @@ def likelihood(
     rest = workers.join(_prior_terms(model, bounding, own, execution.progress))
     found = bounds(bounding, answers, chosen, rest, process.K)
     by_level = terms_by_level(bounding, answers, chosen, process.K)
-    return Likelihood(found, by_level, math.prod(model.config.shape), chosen.shape[1], seed, process.sampling_words())
+    facts = math.prod(model.config.shape), chosen.shape[1], seed, process.sampling_words(), model.config.domain.noun
+    return Likelihood(found, by_level, *facts)
 
 
 def _last_steps(model: Model, runner: Runner, images: Images, seed: int) -> Iterator[tuple[Tensor, Tensor]]:

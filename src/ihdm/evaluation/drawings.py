@@ -9,48 +9,49 @@ from torch import Tensor
 
 from ihdm import pictures
 from ihdm.data import Images
+from ihdm.domains import Domain
 from ihdm.evaluation.bound import Likelihood
 from ihdm.likelihood import bits_per_dimension, standard_error
 from ihdm.metrics.neighbours import Neighbours
 from ihdm.metrics.spectra import ROUNDING, Rings
 from ihdm.plots import figure, octaves
 
-SPACES = {"pixels": "pixels", "inception": "Inception features"}
+SPACES = {"pixels": "pixels", "values": "values", "inception": "Inception features"}
 SAMPLES, NEIGHBOURS = 10, 8  # rows, and images beside each sample
 
 
-def neighbours(folder: Path, samples: Tensor, train: Images, near: dict[str, Neighbours]) -> None:
-    """Samples, each beside its nearest training images (App. D.5)."""
+def neighbours(folder: Path, domain: Domain, samples: Tensor, train: Images, near: dict[str, Neighbours]) -> None:
+    """Samples, each beside its nearest training images, or other data (App. D.5)."""
     for space, found in near.items():
         others = torch.cat([train[index] for index in found.index[:SAMPLES]])
+        caption = f"nearest training {domain.noun}s, by {SPACES[space]}"
         page = pictures.beside(
-            pictures.grid(samples[:SAMPLES], 1, "sample"),
-            pictures.grid(others, found.index.shape[1], f"nearest training images, by {SPACES[space]}"),
+            pictures.grid(domain.pictures(samples[:SAMPLES]), 1, "sample"),
+            pictures.grid(domain.pictures(others), found.index.shape[1], caption),
         )
         page.save(folder / f"neighbours-{space}.png")
 
 
-def memorisation(folder: Path, distances: dict[str, list[Tensor]]) -> None:
+def memorisation(folder: Path, domain: Domain, distances: dict[str, list[Tensor]]) -> None:
     """How far samples and held-out images are from the training set, as distributions."""
     with figure(folder / "memorisation.png", columns=len(distances)) as axes:
         for axis, (space, pair) in zip(axes, distances.items()):
             usual = pair[1].quantile(0.5)
             unit = usual if usual > 0 else torch.ones(())
-            for name, values in zip(("samples", "held-out images"), pair):
+            for name, values in zip(("samples", f"held-out {domain.noun}s"), pair):
                 axis.ecdf((values / unit).numpy(), label=name)
-            axis.set(
-                xlabel="distance to the nearest training image\n(1: median of held-out images)", ylabel="share closer"
-            )
+            nearest = f"distance to the nearest training {domain.noun}\n(1: median of held-out {domain.noun}s)"
+            axis.set(xlabel=nearest, ylabel="share closer")
             axis.set(title=SPACES[space], xlim=(0, None))
             axis.legend(loc="upper left")
 
 
-def spectra(folder: Path, rings: Rings, powers: dict[str, Tensor]) -> None:
+def spectra(folder: Path, domain: Domain, rings: Rings, powers: dict[str, Tensor]) -> None:
     """Power over frequency, both logarithmic (Fig. 3)."""
     with figure(folder / "spectrum.png", size=(8, 4.2)) as (axis,):
         for name, power in powers.items():
             axis.loglog(rings.frequency[1:], power[1:], "--" if name == "samples" else "-", label=name)
-        axis.set(xlabel="frequency, radians / pixel", ylabel="power", title="power spectra")
+        axis.set(xlabel=f"frequency, radians / {domain.unit}", ylabel="power", title="power spectra")
         axis.set_ylim(bottom=max(ROUNDING / 10, float(min(power[1:].min() for power in powers.values())) / 2))
         octaves(axis.xaxis)
         axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
@@ -67,7 +68,7 @@ def likelihood(folder: Path, found: Likelihood) -> Path:
             left.errorbar(list(swept), means, errors, marker="o", capsize=3, label="paper's steps")
         for number, (row, values) in enumerate((row, v) for row, v in bits.items() if row.delta_ratio is None):
             left.axhline(float(values.mean()), color=f"C{number + 1}", linestyle="--", label=row.name)
-        left.set(xlabel="delta / sigma", ylabel="bits / dimension", title=f"bounds on {found.images:,} images")
+        left.set(xlabel="delta / sigma", ylabel="bits / dimension", title=f"bounds on {found.images:,} {found.noun}s")
         left.legend()
         k = torch.arange(2, found.K + 1)
         drawn: list[Tensor] = []

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ihdm.cache import cache_folder
 from ihdm.data import Images, ImageSet, evenly_spaced, unit_batches
+from ihdm.domains import Domain
 from ihdm.engine import exact_device
 from ihdm.errors import UsageError, unknown
 from ihdm.evaluation import drawings
@@ -28,13 +29,15 @@ from ihdm.metrics.distances import (
     write_reference,
 )
 from ihdm.metrics.inception import FEATURES, SHA256, Inception, check_channels, features
+from ihdm.metrics.modes import Modes, modes_distance
 from ihdm.metrics.neighbours import Memorisation, Neighbours, memorisation, nearest
 from ihdm.metrics.spectra import Rings, log_spectral_distance
 from ihdm.model import USUAL, Model
 from ihdm.pixels import to_unit
 from ihdm.workers import Workers
 
-METRICS = ("fid", "kid", "neighbours", "spectrum")
+METRICS = ("fid", "kid", "modes", "neighbours", "spectrum")
+OF_IMAGES = ("fid", "kid")  # which a network that knows photographs computes
 COMPARED = 1000  # samples and held-out images whose nearest training images are looked for
 SPECTRUM_LEAST = 100  # images from which on the lowest ring, of two frequencies, scatters by less than half a decibel
 FULL = 50_000  # samples that figures of the literature are of
@@ -43,14 +46,16 @@ BATCH = 512
 
 @dataclass(frozen=True)
 class Quality:
-    """Figures of samples; those that were not asked for are None or empty."""
+    """Figures of samples; those that were not asked for are None or empty. noun: what one of them is called."""
 
     samples: int
     seed: int
     reference: str
     convention: str
+    noun: str = "image"
     fid: float | None = None
     kid: tuple[float, float | None] | None = None  # mean and, if there are enough images, deviation over subsets
+    modes_distance: float | None = None
     memorisation: dict[str, Memorisation] = field(default_factory=dict)  # by space
     spectral_distance: float | None = None  # decibels
     spectra: dict[str, list[float]] = field(default_factory=dict)  # by name; the frequencies too
@@ -66,8 +71,10 @@ class Quality:
                 "too few images to tell its error" if deviation is None else f"deviation over subsets {deviation:.6f}"
             )
             rows["KID"] = f"{mean:.6f} ({error})"
+        if self.modes_distance is not None:
+            rows["Fréchet distance of modes"] = f"{self.modes_distance:.3f}"
         for space, found in self.memorisation.items():
-            rows[f"nearest training image, {SPACES[space]}"] = str(found)
+            rows[f"nearest training {self.noun}, {SPACES[space]}"] = str(found)
         if self.spectral_distance is not None:
             rows["log spectral distance"] = f"{self.spectral_distance:.3f} dB"
         width = max(map(len, rows), default=0)
@@ -82,11 +89,18 @@ class Quality:
 
 @dataclass(frozen=True)
 class Samples:
-    """What is kept of the samples: features of all, the first of them as uint8 images, their mean power spectrum."""
+    """What is kept of the samples: features of all, the first of them as they are kept, their mean power spectrum."""
 
     features: Tensor
+    modes: Tensor
     first: Tensor
     power: Tensor
+
+
+def usual_metrics(domain: Domain) -> tuple[str, ...]:
+    """Those that are measured unless others are asked for."""
+    left_out = ("modes",) if domain.kind == "images" else OF_IMAGES
+    return tuple(name for name in METRICS if name not in left_out)
 
 
 def check_metrics(metrics: Sequence[str], n: int) -> None:
@@ -100,10 +114,12 @@ def check_metrics(metrics: Sequence[str], n: int) -> None:
 
 def check_images(metrics: Sequence[str], n: int, images: ImageSet, split: str, allow_few: bool) -> None:
     """Refuse before any work what cannot be measured against such images, or not soundly."""
-    reference = len(split_images(images, split))
-    if needs_inception(metrics):
+    reference, domain = len(split_images(images, split)), images.domain
+    nouns, few = f"{domain.noun}s", min(n, reference)
+    check_kind(metrics, domain)
+    if needs_inception(metrics, domain):
         check_channels(images.shape[0])
-    if "fid" in metrics and min(n, reference) < FEATURES and not allow_few:
+    if "fid" in metrics and few < FEATURES and not allow_few:
         what, remedy = f"{n:,} samples", f"give --n {FEATURES} or more (50,000 is usual)"
         if reference < FEATURES:
             what, remedy = (
@@ -115,21 +131,40 @@ def check_images(metrics: Sequence[str], n: int, images: ImageSet, split: str, a
             f"would be far too high; {remedy}, or take it as it is with --allow-few"
         )
     if reference < 2:
-        raise UsageError(f"there are too few images to compare with: {reference} in the {split} split")
+        raise UsageError(f"there are too few {nouns} to compare with: {reference} in the {split} split")
+    needed = Modes(domain.laplacian, domain.shape[0]).count + 1 if "modes" in metrics else 0
+    if few < needed and not allow_few:
+        which = f"--n {needed} or more" if reference >= needed else f"a set of {needed} {nouns} or more"
+        raise UsageError(
+            f"the distance of modes compares covariances of {needed - 1} features, and {few:,} {nouns} do not "
+            f"determine one; give {which}, leave it out (--metrics neighbours spectrum), or take it as it is with "
+            f"--allow-few"
+        )
     if "neighbours" in metrics and not len(images.held_out):
-        raise UsageError("the distance to training images is compared with that of held-out images, and there are none")
+        raise UsageError(
+            f"the distance to training {nouns} is compared with that of held-out {nouns}, and there are none"
+        )
 
 
-def needs_inception(metrics: Sequence[str]) -> bool:
-    return bool({"fid", "kid", "neighbours"} & set(metrics))
+def check_kind(metrics: Sequence[str], domain: Domain) -> None:
+    """Refuse for other data what only images have."""
+    if domain.kind != "images" and (wrong := [name for name in metrics if name in OF_IMAGES]):
+        raise UsageError(
+            f"only images have {' and '.join(name.upper() for name in wrong)}, by a network that was trained on "
+            f"photographs; the model makes {domain.noun}s, which have {', '.join(usual_metrics(domain))}"
+        )
+
+
+def needs_inception(metrics: Sequence[str], domain: Domain) -> bool:
+    return domain.kind == "images" and bool({*OF_IMAGES, "neighbours"} & set(metrics))
 
 
 def split_images(images: ImageSet, split: str) -> Images:
     return images.train if split == "train" else images.held_out
 
 
-def cautions(metrics: Sequence[str], n: int, reference: int) -> list[str]:
-    """What to bear in mind about figures from so many images."""
+def cautions(metrics: Sequence[str], n: int, reference: int, noun: str = "image") -> list[str]:
+    """What to bear in mind about figures from so many images, or other data."""
     few, found = min(n, reference), []
     if "fid" in metrics and few < FEATURES:
         found.append(
@@ -147,8 +182,8 @@ def cautions(metrics: Sequence[str], n: int, reference: int) -> list[str]:
         )
     if "spectrum" in metrics and few < SPECTRUM_LEAST:
         found.append(
-            f"warning: spectra of {few:,} images scatter, and so the log spectral distance is too high; at least "
-            f"{SPECTRUM_LEAST} samples and images are needed"
+            f"warning: spectra of {few:,} {noun}s scatter, and so the log spectral distance is too high; at least "
+            f"{SPECTRUM_LEAST} samples and {noun}s are needed"
         )
     return found
 
@@ -159,7 +194,7 @@ def evaluate(
     images: ImageSet,
     inception: Inception | None,
     n: int,
-    metrics: Sequence[str] = METRICS,
+    metrics: Sequence[str] | None = None,
     *,
     split: str = "train",
     seed: int = 0,
@@ -170,19 +205,21 @@ def evaluate(
 ) -> Quality | None:
     """Measure n samples against the images of a split; None in processes other than the main one.
 
-    inception: on the device that it is to use; None if no metric needs it. sampling: how to sample (`Model.sample`),
-    with labels and guidance.
+    inception: on the device that it is to use; None if no metric needs it. metrics: None: those that are usual for such
+    data. sampling: how to sample (`Model.sample`), with labels and guidance.
     """
+    domain = model.config.domain
+    metrics = usual_metrics(domain) if metrics is None else metrics
     n = min(n, COMPARED) if set(metrics) == {"neighbours"} else n
     workers, device = workers or Workers(), exact_device(model.device)
-    rings = Rings(model.config.domain.laplacian)
+    rings, modes = Rings(domain.laplacian), Modes(domain.laplacian, domain.shape[0]) if "modes" in metrics else None
     sources: dict[str, Reference] = {}
     if inception is not None:
         wanted: dict[str, Images] = {split: split_images(images, split)} if {"fid", "kid"} & set(metrics) else {}
         if "neighbours" in metrics:
             wanted |= {"train": images.train, "held-out": _some(images.held_out)}
         sources = {name: _reference(images.name, name, some, inception, workers) for name, some in wanted.items()}
-    samples = _generate(model, inception, rings, n, seed, workers, execution, sampling)
+    samples = _generate(model, inception, rings, modes, n, seed, workers, execution, sampling)
     if not workers.main:
         return None
 
@@ -191,29 +228,36 @@ def evaluate(
         found["fid"] = frechet_distance(samples.features, sources[split], device)
     if "kid" in metrics:
         found["kid"] = kernel_distance(samples.features, sources[split], seed, device)
+    if modes is not None:
+        theirs = modes.features(unit_batches(split_images(images, split), BATCH))
+        found["modes_distance"] = modes_distance(samples.modes, theirs)
     if "neighbours" in metrics:
         near = _neighbours(samples, images, sources, device)
         distances = {space: [one.distance[:, 0] for one in pair] for space, pair in near.items()}
-        found["memorisation"] = {space: memorisation(*pair) for space, pair in distances.items()}
+        found["memorisation"] = {
+            space: memorisation(pair[0], pair[1], domain.noun) for space, pair in distances.items()
+        }
         if figures:
-            drawings.neighbours(figures, samples.first, images.train, {space: pair[0] for space, pair in near.items()})
-            drawings.memorisation(figures, distances)
+            of_samples = {space: pair[0] for space, pair in near.items()}
+            drawings.neighbours(figures, domain, samples.first, images.train, of_samples)
+            drawings.memorisation(figures, domain, distances)
     if "spectrum" in metrics:
         spectra = _spectra(model, rings, split_images(images, split)) | {"samples": samples.power}
         found["spectral_distance"] = log_spectral_distance(samples.power, spectra["data"])
         found["spectra"] = {"frequency": rings.frequency.tolist()} | {k: v.tolist() for k, v in spectra.items()}
         if figures:
-            drawings.spectra(figures, rings, spectra)
+            drawings.spectra(figures, domain, rings, spectra)
     count = len(split_images(images, split))
-    found["cautions"] = cautions(metrics, n, count)
-    reference = f"{images.name} {split} ({count:,} images)"
-    return Quality(n, seed, reference, inception.convention if inception else "", **found)
+    found["cautions"] = cautions(metrics, n, count, domain.noun)
+    reference = f"{images.name} {split} ({count:,} {domain.noun}s)"
+    return Quality(n, seed, reference, inception.convention if inception else "", domain.noun, **found)
 
 
 def _generate(
     model: Model,
     inception: Inception | None,
     rings: Rings,
+    modes: Modes | None,
     n: int,
     seed: int,
     workers: Workers,
@@ -223,6 +267,7 @@ def _generate(
     """Make the samples of all processes and look at each once."""
     share = workers.share(n)
     seen: list[Tensor] = [torch.empty(0, inception.num_features if inception else 0)]
+    of_modes: list[Tensor] = [torch.empty(0, modes.count if modes else 0, dtype=torch.float64)]
     first: list[Tensor] = [model.config.domain.kept(torch.empty(0, *model.config.shape))]
 
     def watched() -> Iterator[Tensor]:
@@ -232,13 +277,16 @@ def _generate(
         for batch in batches:
             if inception is not None:
                 seen.extend(features(inception, [batch], len(batch)))
+            if modes is not None:
+                of_modes.append(modes.features([to_unit(batch)]))
             first.append(batch[: max(0, COMPARED - number)])
             number += len(batch)
             yield to_unit(batch)
 
     power = rings.power(watched())
     power = workers.join(power[None] * len(share)).sum(0) / n
-    return Samples(workers.join(torch.cat(seen)), workers.join(torch.cat(first)), power)
+    everything = [workers.join(torch.cat(parts)) for parts in (seen, of_modes, first)]
+    return Samples(everything[0], everything[1], everything[2], power)
 
 
 def _reference(name: str, split: str, images: Images, inception: Inception, workers: Workers) -> Reference:
@@ -269,12 +317,13 @@ def _some(held_out: Tensor) -> Tensor:
 def _neighbours(
     samples: Samples, images: ImageSet, sources: dict[str, Reference], device: torch.device
 ) -> dict[str, tuple[Neighbours, Neighbours]]:
-    """Nearest training images of samples and of held-out images, by space."""
-    banks = {"pixels": images.train[:], "inception": sources["train"].features}
-    queries = {
-        "pixels": (samples.first, _some(images.held_out)),
-        "inception": (samples.features[: len(samples.first)], sources["held-out"].features),
-    }
+    """Nearest training images of samples and of held-out images, by space; other data have that of values alone."""
+    own = "pixels" if images.domain.kind == "images" else "values"
+    banks = {own: images.train[:]}
+    queries = {own: (samples.first, _some(images.held_out))}
+    if sources:
+        banks["inception"] = sources["train"].features
+        queries["inception"] = (samples.features[: len(samples.first)], sources["held-out"].features)
     return {
         space: tuple(nearest(one, bank, NEIGHBOURS, device, f"neighbours, {SPACES[space]}") for one in queries[space])  # type: ignore[misc]
         for space, bank in banks.items()

@@ -14,10 +14,11 @@ def likelihood(found: Likelihood) -> str:
     """A row for each bound."""
     K, left = found.K, max(len(bound.row.name) for bound in found.bounds)
     levels = f"all {K} levels" if found.levels == K else f"{found.levels} of {K} levels each"
-    one = found.images == 1
+    one, noun = found.images == 1, found.noun
+    error = f"without an error, which one {noun} does not tell" if one else f"mean +- standard error over {noun}s"
     lines = [
-        f"{found.images:,} image{'' if one else 's'} of {found.dimensions:,} dimensions, {levels}, seed {found.seed}; "
-        f"nats, {'without an error, which one image does not tell' if one else 'mean +- standard error over images'}",
+        f"{found.images:,} {noun}{'' if one else 's'} of {found.dimensions:,} dimensions, {levels}, seed {found.seed}; "
+        f"nats, {error}",
         "",
         " ".join([" " * left, *(f"{head:>{width}}" for head, width in HEADS.items())]),
     ]
@@ -26,7 +27,8 @@ def likelihood(found: Likelihood) -> str:
         cells.append(_words(bits_per_dimension(bound.total, found.dimensions), 3))
         row = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, HEADS.values()))
         lines.append(f"{bound.row.name:<{left}} {row}")
-    return "\n".join([*lines, "", "bits/dim: nats / (dimensions ln 2) + 8, for 8-bit pixels scaled to [0, 1]"])
+    scale = "for 8-bit pixels scaled to [0, 1]" if noun == "image" else "as of 8-bit pixels, of values in [0, 1]"
+    return "\n".join([*lines, "", f"bits/dim: nats / (dimensions ln 2) + 8, {scale}"])
 
 
 def _words(values: Tensor, digits: int) -> str:

@@ -57,14 +57,14 @@ class Reference:
 
 
 def frechet_distance(samples: Tensor, reference: Reference, device: torch.device | None = None) -> float:
-    """FID: between Gaussians with the means and covariances of the features of samples and of the reference.
+    """FID, if features are Inception's: between Gaussians with the means and covariances of samples and reference.
 
     |m - n|^2 + tr(S + R - 2 (S R)^(1/2)), where the trace of the root is that of (R^(1/2) S R^(1/2))^(1/2): the
     eigenvalues of this symmetric matrix are real, and found many times faster on a GPU than those of S R.
     """
     device = device or samples.device
     if len(samples) < 2 or not bool(samples.isfinite().all()):
-        raise IhdmError(f"FID needs two samples or more, all features finite; there are {len(samples)}")
+        raise IhdmError(f"a Fréchet distance needs two samples or more, all features finite; there are {len(samples)}")
     mean, covariance = Reference.from_features(samples, device).moments(device)
     other_mean, other = reference.moments(device)
     root = reference.root(device)

@@ -19,7 +19,6 @@ QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 BEYOND = 5  # values beyond a quantile from which on it is told: its level is then right to within about half of itself
 CLOSEST = 0.01  # the share of held-out images that samples should not be closer than
 SHARE_LEAST = 100  # samples of which a share is told: one of them is one percent
-COPIES = "no figure, as held-out images are copies of training images"
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,12 @@ class Memorisation:
     held_out: dict[float, float | None]
     missing: dict[str, str] = field(default_factory=dict)
 
+    noun: str = "image"  # what one of them is called
+
     def __str__(self) -> str:
         if self.score is None:
             return self.missing["score"]
-        far = f"{self.score:.3f} x as far as it is from held-out images"
+        far = f"{self.score:.3f} x as far as it is from held-out {self.noun}s"
         if self.closer is None:
             return f"{far}; samples as close as the closest 1 % of those: {self.missing['closer']}"
         return f"{far}; {100 * self.closer:.1f} % of the samples are as close as the closest 1 % of those"
@@ -89,13 +90,13 @@ def nearest(queries: Tensor, bank: Images, count: int, device: torch.device, doi
     return Neighbours(index.gather(1, order), distance.gather(1, order))
 
 
-def memorisation(samples: Tensor, held_out: Tensor) -> Memorisation:
-    """From the distances of samples and of held-out images to their nearest training images."""
-    missing = {"score": _too_few(samples, held_out, least(0.5), least(0.5))}
-    missing["closer"] = _too_few(samples, held_out, SHARE_LEAST, least(CLOSEST))
+def memorisation(samples: Tensor, held_out: Tensor, noun: str = "image") -> Memorisation:
+    """From the distances of samples and of held-out images, or other data, to their nearest ones in training."""
+    missing = {"score": _too_few(samples, held_out, least(0.5), least(0.5), noun)}
+    missing["closer"] = _too_few(samples, held_out, SHARE_LEAST, least(CLOSEST), noun)
     if missing["score"] or held_out.double().quantile(0.5) == 0:
-        why = missing["score"] or COPIES
-        return Memorisation(None, None, {}, {}, {"score": why, "closer": why})
+        why = missing["score"] or f"no figure, as held-out {noun}s are copies of training {noun}s"
+        return Memorisation(None, None, {}, {}, {"score": why, "closer": why}, noun)
     usual = held_out.double().quantile(0.5)
     ours, theirs = samples.double() / usual, held_out.double() / usual
     close = float((ours <= theirs.quantile(CLOSEST)).double().mean())
@@ -105,12 +106,13 @@ def memorisation(samples: Tensor, held_out: Tensor) -> Memorisation:
         samples=_quantiles(ours),
         held_out=_quantiles(theirs),
         missing={name: why for name, why in missing.items() if why},
+        noun=noun,
     )
 
 
-def _too_few(samples: Tensor, held_out: Tensor, of_samples: int, of_held_out: int) -> str:
+def _too_few(samples: Tensor, held_out: Tensor, of_samples: int, of_held_out: int, noun: str) -> str:
     """Which of the two are too few to tell, in words, or nothing."""
-    for name, values, needed in (("held-out images", held_out, of_held_out), ("samples", samples, of_samples)):
+    for name, values, needed in ((f"held-out {noun}s", held_out, of_held_out), ("samples", samples, of_samples)):
         if len(values) < needed:
             return f"too few {name} to tell ({len(values)}; at least {needed} are needed)"
     return ""

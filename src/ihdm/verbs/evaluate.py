@@ -27,7 +27,7 @@ def evaluate(
     /,
     data: Source,
     n: int = 50_000,
-    metrics: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = ("fid", "kid", "neighbours", "spectrum"),
+    metrics: Annotated[tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="")] = (),
     split: Literal["train", "test"] = "train",
     convention: Literal["clean", "legacy"] = "clean",
     seed: int = 0,
@@ -43,18 +43,20 @@ def evaluate(
 ) -> None:
     """Measure samples: FID, KID, nearest images, power spectrum.
 
-    Nearest training images as in App. D.5, the power spectrum as in App. B.6.
+    Nearest training images as in App. D.5, the power spectrum as in App. B.6. For data that are no images there is the
+    Fréchet distance of modes instead of FID and KID.
 
     Args:
         model: a model folder, a run folder, owner/name on the hub, or one that comes with ihdm (ihdm info lists them)
         data: a named set, a folder, zip, tar, idx, npy or npz file of images, or hf:NAME: those that it was trained on
         n: how many samples to make
-        metrics: any of fid, kid, neighbours, spectrum
+        metrics: any of fid, kid, modes, neighbours, spectrum; default: of images all but modes, of other data all but
+            fid and kid
         split: images to compare with; neighbours are always looked for among those of training
         convention: how images come to 299x299 for Inception: bicubic with antialiasing (clean), or bilinear (legacy)
         seed: image i depends on the seed and i alone
         inception: the Inception network of 2015-12-05; default: found, or downloaded once (docs/evaluation.md)
-        allow_few: measure FID from fewer than 2,048 images all the same, though it is then far too high
+        allow_few: measure FID from fewer than 2,048 images all the same, though it is then far too high; modes alike
         resize: bring the images to the model's size and channels, as in training with data.size and data.channels
         label: measure samples of one label, against the images that have it; default: of all, as often as in the
             training set, against all images
@@ -68,19 +70,22 @@ def evaluate(
 
     from ihdm import evaluation, plots, workers
     from ihdm.engine import choose_device, keep_freed_memory, placed
-    from ihdm.evaluation.quality import check_images, check_metrics, needs_inception
+    from ihdm.evaluation.quality import METRICS, check_images, check_kind, check_metrics, needs_inception, usual_metrics
     from ihdm.metrics.inception import Inception, find_inception
     from ihdm.model import Model
 
     if figures:
         plots.check_available()
-    check_metrics(metrics, n)
+    check_metrics(metrics or METRICS, n)
     keep_freed_memory()
     place = choose_device(computing.device)
-    file = find_inception(inception) if needs_inception(metrics) else None
     loaded = Model.from_pretrained(model).sampled(**sampling.changes())
     loaded.check_guidance(guidance)
     loaded.told(torch.arange(1), seed, label)  # refuses what it does not know
+    domain = loaded.config.domain
+    metrics = metrics or usual_metrics(domain)
+    check_kind(metrics, domain)
+    file = find_inception(inception) if needs_inception(metrics, domain) else None
     images = evaluation.images_for(loaded, data, resize, label)
     check_images(metrics, n, images, split, allow_few)
     with workers.together() as team:
