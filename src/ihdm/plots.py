@@ -70,6 +70,12 @@ def coloured(image: Tensor) -> Any:
     return shown.expand(3, -1, -1).permute(1, 2, 0).numpy()
 
 
+def tiles_size(rows: Sequence[Sequence[Tensor] | Tensor], width: float = 9.0) -> tuple[float, float]:
+    """Of a figure that rows of pictures (C, H, W) fill, in inches."""
+    height_of_one, width_of_one = rows[0][0].shape[1:]
+    return width, width * len(rows) * height_of_one / (max(map(len, rows)) * width_of_one)
+
+
 def tiles(
     axis: Any,
     rows: Sequence[Sequence[Tensor] | Tensor],

@@ -43,6 +43,7 @@ def run(name: str, lab: Lab) -> tuple[Findings, Judged]:
     module = import_module(f"ihdm.studies.{name.replace('-', '_')}")
     if lab.only:
         _check_parts(name, lab.only, module.parts(lab.quick) if hasattr(module, "parts") else {})
+    lab.check_kind(name)
     _ = lab.images  # refused before any work if they are not the model's
     findings = module.study(lab)
     judged = Judged(module.CLAIM, module.verdict(findings.numbers))

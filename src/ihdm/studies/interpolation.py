@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ihdm.model import Model
 from ihdm.noise import InterpolatedNoise, SeededNoise
-from ihdm.plots import figure, tiles
+from ihdm.plots import figure, tiles, tiles_size
 from ihdm.sampler import last
 from ihdm.studies.lab import Findings, Lab
 from ihdm.studies.verdict import Verdict, mean_and_error, told
@@ -30,15 +30,16 @@ def study(lab: Lab) -> Findings:
     roughness = {name: [_roughness(strip) for strip in found] for name, found in strips.items()}
     mean = {name: sum(values) / PAIRS for name, values in roughness.items()}
     shown = [round(i * (STEPS - 1) / (SHOWN - 1)) for i in range(SHOWN)]
-    rows = [strip[shown] for found in strips.values() for strip in found[:2]]
-    with figure(lab.picture("interpolation"), size=(9, 6)) as (axis,):
+    domain = heat.config.domain
+    rows = [domain.pictures(strip[shown]) for found in strips.values() for strip in found[:2]]
+    with figure(lab.picture("interpolation"), size=tiles_size(rows)) as (axis,):
         tiles(axis, rows, [label for name in strips for label in (name, "")])
     return Findings(
         {"largest_over_mean_step": roughness, "mean": mean},
         "ends are two samples; between, the blurred start is interpolated linearly, and all noise on a circle.",
         "interpolations are smooth, where those of a diffusion model (with its noise interpolated too) change "
         "abruptly (Fig. 6b).",
-        "the largest over the mean step between neighbours, in pixels, averaged over "
+        f"the largest over the mean step between neighbours, in {domain.unit}s, averaged over "
         f"{PAIRS} pairs: "
         + ", ".join(f"{name} {value:.2f}" for name, value in mean.items())
         + " (1 is perfectly even).",
@@ -52,7 +53,7 @@ def verdict(numbers: dict[str, Any]) -> Verdict:
 
 
 def _between(lab: Lab, model: Model, pairs: range) -> Tensor:
-    """Images from one sample to another, (pairs, STEPS, C, H, W)."""
+    """Images from one sample to another, (pairs, STEPS, C, *grid)."""
     weight = torch.linspace(0, 1, STEPS, device=lab.device).repeat(len(pairs))
     first = 2 * torch.tensor(pairs, device=lab.device).repeat_interleave(STEPS)
     numbers = (first + end for end in (0, 1))

@@ -21,6 +21,7 @@ from ihdm.basis import Laplacian
 from ihdm.config import KIND, KINDS, Config, differences, load_config
 from ihdm.data import Images, ImageSet, data_domain, evenly_spaced, load_images
 from ihdm.data.sources import absolute
+from ihdm.domains import domain_kind
 from ihdm.engine import choose_device, choose_precision, placed
 from ihdm.errors import UsageError
 from ihdm.evaluation import images_for
@@ -41,6 +42,7 @@ USUAL = ("mnist-small", "digits")  # presets that are taken unless one is named
 PAPER: dict[str, Any] = {"sampler": "paper", "steps": None}  # the paper's steps, however a model is sampled by itself
 PAPER_WORDS = ("sampling.sampler=paper", "sampling.steps=auto")  # the same, of a model that is to be trained
 SAMPLING = "sampling."  # settings that a given model has to follow too
+ANY_DATA = ("sequence", "power-spectrum", "interpolation", "network-bias")  # studies of any data, not of images alone
 NOT_TRAINED = ("engine.", "sampling.", "data.source")  # what makes no other weights; images have a fingerprint
 BATCH = 512
 GROUPS = 8  # of samples, one of which is left out at a time
@@ -153,15 +155,30 @@ class Lab:
             self._check_shape(self._given.config)
         return load_images(self.config.data, held_out_most=None)
 
-    def _check_shape(self, model: ModelConfig) -> None:
-        found, source = data_domain(self.config.data).shape, self.config.data.source
-        if found != model.shape:
-            of_model, of_data = ("x".join(map(str, shape)) for shape in (model.shape, found))
+    def check_kind(self, name: str) -> None:
+        """Refuse other data than images in studies that are about those."""
+        domain = domain_kind(self.config.data.kind) if self.model_name is None else self._given.config.domain
+        if domain.kind != "images" and name not in ANY_DATA:
             raise UsageError(
-                f"{self.model_name} makes images of {of_model}, and those of the preset {self.preset} are {of_data} "
-                f"(channels x height x width); name the images that it was trained on, --data {model.data or 'SOURCE'}"
-                f", or have these brought to its shape with --data {source}"
+                f"the study {name} is about images, and {self.model_name or f'the preset {self.preset}'} is of "
+                f"{domain.noun}s; of any data there are {', '.join(ANY_DATA)}"
             )
+
+    def _check_shape(self, model: ModelConfig) -> None:
+        found, source = data_domain(self.config.data), self.config.data.source
+        named = f"name the {model.domain.noun}s that it was trained on, --data {model.data or 'SOURCE'}"
+        if found == model.domain:
+            return
+        if {found.kind, model.domain.kind} != {"images"}:
+            raise UsageError(
+                f"{self.model_name} makes {model.domain.noun}s of {model.domain.words}, and the preset "
+                f"{self.preset} has {found.noun}s of {found.words}; {named}"
+            )
+        of_model, of_data = ("x".join(map(str, shape)) for shape in (model.shape, found.shape))
+        raise UsageError(
+            f"{self.model_name} makes images of {of_model}, and those of the preset {self.preset} are {of_data} "
+            f"(channels x height x width); {named}, or have these brought to its shape with --data {source}"
+        )
 
     def held_out(self, most: int) -> Tensor:
         """At most so many held-out images, evenly spaced; without any, a refusal in words."""
@@ -229,8 +246,9 @@ class Lab:
 
     @property
     def diffusion(self) -> tuple[str, ...]:
-        """Settings of the baseline: denoising diffusion with as many levels."""
-        return "process.kind=ddpm", f"process.K={self.config.process.K}"
+        """Settings of the baseline: denoising diffusion with as many levels, none of them on a smaller grid."""
+        whole = ("network.pyramid=none",) if getattr(self.config.network, "pyramid", ()) else ()
+        return "process.kind=ddpm", f"process.K={self.config.process.K}", *whole
 
     @property
     def process(self) -> BlurSettings:

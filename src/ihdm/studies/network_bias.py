@@ -44,11 +44,12 @@ def study(lab: Lab) -> Findings:
         sigma_B = [float(process.schedule.sigma_B[k]) for k in levels]
         for name, values in errors.items():
             left.loglog(sigma_B, values, "o-", markersize=3, label=name)
-        left.set(xlabel="$\\sigma_B$, pixels", ylabel="rms error of $u_{k-1}$")
+        width = f"$\\sigma_B$, {model.config.domain.unit}s"
+        left.set(xlabel=width, ylabel="rms error of $u_{k-1}$")
         left.legend()
         right.semilogx(sigma_B, [100 * value for value in gain], "o-", markersize=3)
         right.axhline(0, color="0.6", linewidth=0.8)
-        right.set(xlabel="$\\sigma_B$, pixels", ylabel="error less than linear, %")
+        right.set(xlabel=width, ylabel="error less than linear, %")
         octaves(left.xaxis)
         octaves(right.xaxis)
     return Findings(

@@ -9,7 +9,7 @@ import torch
 from ihdm.data import evenly_spaced, unit_batches
 from ihdm.metrics.spectra import Rings
 from ihdm.plots import figure, octaves
-from ihdm.studies.lab import Findings, Lab
+from ihdm.studies.lab import BATCH, Findings, Lab
 from ihdm.studies.verdict import LEAST, Verdict, told
 
 IMAGES = 5000
@@ -20,15 +20,18 @@ CLAIM = "the exponent is 2 to within 0.5 (told if it is more than two standard e
 
 
 def study(lab: Lab) -> Findings:
-    laplacian = lab.images.domain.laplacian
-    side = laplacian.side
+    domain = lab.images.domain
+    laplacian, side = domain.laplacian, domain.laplacian.side
     sigma, schedule = lab.process.sigma, lab.process.schedule(laplacian)
     rings = Rings(laplacian)
-    some = torch.cat(list(unit_batches(lab.images.train[evenly_spaced(len(lab.images.train), IMAGES)], 512)))
+    some = list(unit_batches(lab.images.train[evenly_spaced(len(lab.images.train), IMAGES)], BATCH))
     generator = torch.Generator().manual_seed(lab.seed)
-    data = rings.power([some])
-    noisy = {noise: rings.power([some + noise * torch.randn(some.shape, generator=generator)]) for noise in NOISES}
-    blurred = {share * side: rings.power([laplacian.dissipate(some, (share * side) ** 2 / 2)]) for share in BLURS}
+    data = rings.power(some)
+    noisy = {
+        noise: rings.power(u + noise * torch.randn(u.shape, generator=generator) for u in some) for noise in NOISES
+    }
+    widths = [share * side for share in BLURS]
+    blurred = {width: rings.power(laplacian.dissipate(u, width**2 / 2) for u in some) for width in widths}
     frequency = rings.frequency[1:]
     middle = frequency <= torch.pi  # the corners, where few frequencies are, would decide the fit
     slope = _slope(frequency[middle].log(), data[1:][middle].log())
@@ -40,14 +43,14 @@ def study(lab: Lab) -> Findings:
             for value, power in spectra.items():
                 axis.loglog(frequency, power[1:], label=f"{unit} {value:.2g}")
             axis.axhline(sigma**2, color="0.6", linestyle=":")
-            axis.set(xlabel="frequency, radians / pixel", ylim=(sigma**2 / 10, None))
+            axis.set(xlabel=f"frequency, radians / {domain.unit}", ylim=(sigma**2 / 10, None))
             octaves(axis.xaxis)
             axis.legend(fontsize=8)
         one.set(ylabel="power", title="adding noise")
         two.set(title="blurring (dotted: $\\sigma^2$)")
         three.semilogx(schedule.sigma_B[1:], left[1:])
         octaves(three.xaxis)
-        three.set(xlabel="$\\sigma_B$, pixels", ylabel="frequencies above $\\sigma^2$", title="what is left")
+        three.set(xlabel=f"$\\sigma_B$, {domain.unit}s", ylabel="frequencies above $\\sigma^2$", title="what is left")
     return Findings(
         {
             "frequency": frequency.tolist(),
@@ -61,7 +64,9 @@ def study(lab: Lab) -> Findings:
         "logarithmic schedule frequencies vanish at a nearly constant rate (App. B.5).",
         f"the fitted exponent is {slope:.2f}; of {len(frequency)} rings of frequencies, {left[1]} are above the "
         f"noise at level 1, "
-        f"{left[len(left) // 2]} half-way, {left[-1]} at level K.",
+        f"{left[len(left) // 2]} half-way, {left[-1]} at level K."
+        + f" The paper claims it of natural images, not of {domain.noun}s."
+        * (domain.kind != "images"),
     )
 
 

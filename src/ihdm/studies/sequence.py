@@ -10,7 +10,7 @@ from ihdm.data import evenly_spaced
 from ihdm.metrics.spectra import Rings
 from ihdm.pictures import some_of
 from ihdm.pixels import to_unit
-from ihdm.plots import figure, tiles
+from ihdm.plots import figure, tiles, tiles_size
 from ihdm.studies.lab import Findings, Lab, blurring
 from ihdm.studies.verdict import Verdict, told
 
@@ -29,20 +29,22 @@ def study(lab: Lab) -> Findings:
     eps = torch.randn(real.shape, generator=torch.Generator().manual_seed(lab.seed))
     forward = {k: model.process.noised(real, torch.full((ROWS,), k), eps) for k in levels}
 
-    rings = Rings(model.config.domain.laplacian)
+    domain = model.config.domain
+    rings = Rings(domain.laplacian)
     noise = 2 * max(blurs.start_noise, blurs.sigma) ** 2
     detail = {  # how many rings of frequencies stand out from the noise
         name: [int((rings.power([states[k]])[1:] > noise).sum()) for k in levels]
         for name, states in (("generated", generated), ("forward", forward))
     }
-    rows = [[states[k][i] for k in levels] for states in (generated, forward) for i in range(ROWS)]
+    shown = [{k: domain.pictures(states[k]) for k in levels} for states in (generated, forward)]
+    rows = [[states[k][i] for k in levels] for states in shown for i in range(ROWS)]
     labels = ["generated"] + [""] * (ROWS - 1) + ["forward"] + [""] * (ROWS - 1)
-    with figure(lab.picture("sequence"), size=(9, 8)) as (axis,):
+    with figure(lab.picture("sequence"), size=tiles_size(rows)) as (axis,):
         tiles(axis, rows, labels, [f"$\\sigma_B$ = {float(blurs.schedule.sigma_B[k]):.2g}" for k in levels])
     return Findings(
         {"levels": levels, "frequencies_above_noise": detail, "of": len(rings) - 1},
-        "images grow from blank to sharp: first the colour, then large shapes, then detail; below, real images "
-        "blurred.",
+        f"{domain.noun}s grow from blank to sharp: first the mean, then large shapes, then detail; below, real "
+        f"{domain.noun}s blurred.",
         "the generative sequence mirrors the forward one, coarse to fine (Fig. 1, 4a).",
         f"of {len(rings) - 1} rings of frequencies, those with twice the power of the noise, along the sequence from "
         f"blank to "
