@@ -40,7 +40,7 @@ def push(
     files = {file: (folder / file).read_bytes() for file in (*model.file_names(), FAMILIAR) if (folder / file).exists()}
     if samples is not None:
         drawn = io.BytesIO()
-        pictures.grid(samples).save(drawn, "PNG")
+        pictures.grid(model.config.domain.pictures(samples)).save(drawn, "PNG")
         files[SAMPLES] = drawn.getvalue()
     written = (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).exists() else ""
     if written in ("", card(model.config, model.facts())):

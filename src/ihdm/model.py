@@ -19,6 +19,7 @@ from ihdm.judgement import Judge
 from ihdm.labels import Given, LabelledNoise
 from ihdm.model_folder import (
     CONFIG,
+    DOMAIN,
     PRIOR,
     WEIGHTS,
     ModelConfig,
@@ -343,7 +344,8 @@ class Model(nn.Module):
 
     def file_names(self) -> list[str]:
         """The files of the model's folder that it cannot do without."""
-        return [CONFIG, WEIGHTS, *([PRIOR] if _with_prefix(self.process.state(), OF_PRIOR) else [])]
+        prior = [PRIOR] if _with_prefix(self.process.state(), OF_PRIOR) else []
+        return [CONFIG, WEIGHTS, *prior, *([DOMAIN] if self.config.domain.state() else [])]
 
     def facts(self) -> dict[str, str]:
         """What the model is, in rows of words."""

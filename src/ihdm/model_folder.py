@@ -213,13 +213,16 @@ def card(config: ModelConfig, rows: dict[str, str], name: str = "path/to/this/fo
         ""
         if "prior" not in rows
         else (
-            "The prior holds blurred copies of the training images: share the folder only where you may share those.\n"
+            f"The prior holds blurred copies of the training {domain.noun}s: share the folder only where you may share "
+            f"those.\n"
         )
     )
     label = f", labels={config.labels.names[0]!r}, guidance=1.5" if config.labels else ""
     tag = process.title.replace(" ", "-")
     kind = f"pipeline_tag: unconditional-image-generation\ntags: [{tag}]"
-    if config.labels:
+    if domain.kind != "images":
+        kind = f"tags: [{tag}, {domain.kind}]"
+    elif config.labels:
         kind = f"tags: [{tag}, class-conditional-image-generation]"
     text = f"""---
 library_name: ihdm
@@ -237,7 +240,7 @@ library_name: ihdm
 ```python
 from ihdm import Model
 
-images = Model.from_pretrained("{name}").sample(16, seed=0{label})
+{domain.noun}s = Model.from_pretrained("{name}").sample(16, seed=0{label})
 ```
 
 {f"Method: {process.method}." if process.method else ""}

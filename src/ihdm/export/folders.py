@@ -56,17 +56,18 @@ def write(model: Model, format: Format, folder: Path) -> dict[str, float]:
 
 
 def described(model: Model) -> dict[str, Any]:
-    """What chain.json says: the shape of an image, the levels (k, j, i) of each step, and labels, if there are any.
+    """What chain.json says: the shape of an image, or what else it makes, the levels (k, j, i) of each step, and labels.
 
-    counts: how many training images have each.
+    counts: how many training images have each label, if there are some.
     """
-    labels = model.config.labels
+    labels, domain = model.config.labels, model.config.domain
     return {
         "export": VERSION,
         "ihdm": __version__,
         "model": model.process.title,
         "sampling": model.process.sampling_words(),
-        "shape": list(model.config.shape),
+        "shape": list(domain.shape),
+        **({} if domain.kind == "images" else {"domain": {"kind": domain.kind} | domain.tree()}),
         "steps": [list(levels) for levels in steps(model.process)],
         **({"labels": labels.names, "counts": labels.counts} if labels else {}),
     }

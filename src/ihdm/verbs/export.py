@@ -16,6 +16,7 @@ from ihdm.extras import needs
 from ihdm.verbs.words import AS_THE_MODEL_HAS_IT, HowToSample, ModelName, check_folder
 
 FOR_ONNX = ("onnx", "onnxscript", "onnxruntime")
+FOR_IMAGES = ("diffusers", "web")
 NEXT = {  # what to do with what was written
     "diffusers": "DiffusionPipeline.from_pretrained(FOLDER, trust_remote_code=True) of diffusers",
     "onnx": "python examples/onnx_sampling.py {out}",
@@ -51,13 +52,19 @@ def export(
     from ihdm.processes import FromImages
 
     loaded = Model.from_pretrained(model).sampled(**sampling.changes())
+    domain = loaded.config.domain
+    if domain.kind != "images" and format in FOR_IMAGES:
+        raise UsageError(
+            f"{format} shows images, and {model} makes {domain.noun}s; take --format torch or --format onnx, whose "
+            f"programs give arrays"
+        )
     with replaced_folder(out) as folder:
         written = folders.write(loaded, format, folder)
     for name, difference in written.items():
         near = f"within {difference:.0e} of" if difference else "equal to"
         print(f"{out / name}: {(out / name).stat().st_size / 1e6:.1f} MB, {near} the model")
     if isinstance(loaded.process, FromImages):
-        print("it holds blurred copies of the training images: share it only where you may share those")
+        print(f"it holds blurred copies of the training {domain.noun}s: share it only where you may share those")
     print(f"next: {NEXT[format].format(out=shlex.quote(str(out)))}")
 
 
