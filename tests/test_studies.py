@@ -24,7 +24,7 @@ from ihdm.studies import STUDIES
 from ihdm.studies.colour_and_shape import _explained
 from ihdm.studies.input_gradients import _within
 from ihdm.studies.interpolation import _roughness
-from ihdm.studies.lab import PAPER_WORDS, Lab
+from ihdm.studies.lab import ANY_DATA, PAPER_WORDS, Lab
 from ihdm.studies.power_spectrum import _slope
 from ihdm.studies.relatives import _timed
 from ihdm.studies.verdict import Verdict
@@ -59,6 +59,42 @@ def test_a_given_model_is_studied(folder, tmp_path, capsys):
     main(["study", "same-start", "--quick", "--model", str(model), "--data", "digits", "--out", str(tmp_path)])
     assert json.loads((tmp_path / "same-start.json").read_text())["model"] == model.parent.name
     assert not (tmp_path / "models").exists()  # nothing was trained
+
+
+@pytest.fixture(scope="module")
+def of_volumes(tmp_path_factory):
+    """A folder for studies of tiny volumes, and what to say for them."""
+    folder, settings = tmp_path_factory.mktemp("volumes"), [*TINY, "data.size=4", "network.pyramid=none"]
+    settings += ["network.multipliers=1,2", "network.attention=none"]
+    words = [word for setting in settings for word in ("--set", setting)]
+    return folder, ["--quick", "--preset", "orbitals", "--out", str(folder), "--device", "cpu", *words]
+
+
+@pytest.mark.parametrize("name", ANY_DATA)
+def test_studies_of_any_data_are_of_volumes_too(name, of_volumes):
+    folder, words = of_volumes
+    main(["study", name, *words])
+    tree = json.loads((folder / f"{name}.json").read_text())
+    assert tree["data"] == "orbitals" and "--preset orbitals" in tree["command"] and tree["numbers"]
+    assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_studies_of_images_refuse_other_data_before_any_work(of_volumes, tmp_path, capsys, monkeypatch):
+    folder, words = of_volumes
+    main(["study", "sequence", *words])
+    (model,) = (path for path in folder.glob("models/*/model") if "heat" in (path / "config.json").read_text())
+    given = ["--quick", "--model", str(model), "--out", str(tmp_path)]
+    monkeypatch.setattr("ihdm.studies.lab.load_images", lambda *_, **__: pytest.fail("work began"))
+    for name in set(STUDIES) - set(ANY_DATA):
+        for some in (words, given):
+            with pytest.raises(SystemExit, match="2"):
+                main(["study", name, *some])
+            said = capsys.readouterr().err
+            assert f"the study {name} is about images" in said and "of volumes; of any data there are sequence" in said
+    with pytest.raises(SystemExit, match="2"):
+        main(["study", "sequence", *given])
+    said = capsys.readouterr().err
+    assert "makes volumes of 4x4x4 in 2 channels, and the preset digits has images of 8x8" in said
 
 
 @pytest.fixture(scope="module")

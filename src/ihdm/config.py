@@ -38,11 +38,17 @@ class DataConfig:
 
     source: str = setting("", "a named set, folder, zip, tar, idx, npy or npz file, or hf:NAME for a set on the hub")
     size: tuple[int, ...] | None = setting(
-        None, "32 or 27x41 (height x width), of a signal its samples; auto: as the images are", least=1, most=2**20
+        None,
+        "32 or 27x41 (height x width), of a signal its samples, of a volume depth first; auto: as the images are",
+        least=1,
+        most=2**20,
     )
     channels: int | None = setting(None, "1 grey, 3 colour, 4 with alpha; auto: as the images are", least=1, most=1024)
     kind: Literal["images", "signals", "volumes", "graphs"] = setting(
         "images", "what the data are; signals: sounds and other series, volumes: of three axes, graphs: on their nodes"
+    )
+    range: tuple[float, ...] | None = setting(
+        None, "of volumes: the values that become 0 and 1, such as -1000,1000; auto: the least and largest in training"
     )
     flip: bool = setting(False, "mirror half of the training images left to right")
     labels: bool = setting(False, "tell the network what each image is: by class folders, or labels beside the images")
@@ -68,6 +74,13 @@ class DataConfig:
             raise UsageError(f"data.size must be one number{several}, not {'x'.join(map(str, self.size)) or 'none'}")
         if self.kind != "images" and (self.flip or self.stream):
             raise UsageError(f"data.{'flip' if self.flip else 'stream'} is for images, not for {self.kind}")
+        if self.range is not None and (
+            self.kind != "volumes" or len(self.range) != 2 or self.range[0] >= self.range[1]
+        ):
+            given = ",".join(f"{number:g}" for number in self.range)
+            raise UsageError(
+                f"data.range is two numbers, a smaller and a larger one, of volumes: not {given} of {self.kind}"
+            )
         if self.labels and self.stream:
             raise UsageError(
                 "data.labels=true needs to know all labels at the start, which a stream does not tell; instead of "
@@ -95,7 +108,9 @@ class TrainerConfig:
     tracker: Literal["auto", "none", "tensorboard", "wandb", "trackio"] = setting(
         "auto", "where else to show figures and pictures; auto: TensorBoard, if it is installed"
     )
-    measure_every: int = setting(0, "steps between measurements of samples, by KID or, of other data than images, modes; 0: none", least=0)
+    measure_every: int = setting(
+        0, "steps between measurements of samples, by KID or, of other data than images, modes; 0: none", least=0
+    )
     measured: int = setting(1000, "samples to measure", least=2)
     sample_every: int = setting(10_000, "steps between pictures of samples", least=1)
     samples: int = setting(36, "images in such a picture", least=1, most=10_000)

@@ -1,0 +1,168 @@
+"""Volumes: npy and npz files, folders of npy files, and orbitals, as one float32 tensor in [0, 1]."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ihdm.config import DataConfig
+from ihdm.data import ImageSet, evenly_spaced, given, held_apart, set_name
+from ihdm.data.images import Files, Pictures, Stack, Subset
+from ihdm.data.labels import numbered
+from ihdm.data.listing import files_below
+from ihdm.data.orbitals import KINDS, SIZE, TEST, TRAIN, orbitals
+from ihdm.data.sources import MADE_HERE, arrays_by_split, by_split, locate, numpy_file
+from ihdm.domains.volumes import VolumeDomain
+from ihdm.errors import IhdmError, UsageError
+from ihdm.heat import resized
+from ihdm.labels import Labels
+
+ORBITALS = "orbitals"
+AXES = "(D, H, W), or (C, D, H, W) with channels"
+
+
+class VolumeFiles(Files):
+    """npy files in a folder, one volume each."""
+
+    def read(self, i: int) -> Any:
+        return _checked(numpy_file(self.folder / self.names[i]), self.name(i), 3, AXES)
+
+
+def domain(config: DataConfig, split: str = "train") -> VolumeDomain:
+    """Of the volumes that `load` would give, of any split."""
+    if config.size and config.channels and config.range:
+        return VolumeDomain((config.channels, *config.size), *config.range)
+    return _domain(config, _splits(config))
+
+
+def load(config: DataConfig, held_out_most: int | None) -> ImageSet:
+    """Read a source; without a test split, set a share of the volumes aside."""
+    splits = _splits(config)
+    found = _domain(config, splits)
+    train, held_out = held_apart(splits["train"], splits.get("test"), config.holdout)
+    held_out = Subset(held_out, evenly_spaced(len(held_out), held_out_most or len(held_out)).tolist())
+    told = numbered(config.source, train, held_out) if config.labels else (Labels(), None, None)
+    data = _stacked(train, found), _stacked(held_out, found)
+    return ImageSet(set_name(config.source), data[0], data[1], None, told[0], told[1], told[2], found)
+
+
+def read_one(path: Path, domain: VolumeDomain, resize: bool) -> Tensor:
+    """A volume (C, D, H, W) in [0, 1] that a person gives, brought to the model's size if that is allowed."""
+    files = VolumeFiles(path.parent, [path.name])
+    shape = files.read(0).shape
+    if shape[0] != domain.shape[0] or (shape != domain.shape and not resize):
+        raise UsageError(
+            f"{path} is {_words(shape)} (channels x depth x height x width), and the model's volumes are "
+            f"{_words(domain.shape)}; --resize brings it to their size, but not to their channels"
+        )
+    return _stacked(files, domain)[0]
+
+
+def _check(config: DataConfig) -> None:
+    if config.memory == "no" or config.on_error == "skip":
+        name = "memory=no" if config.memory == "no" else "on_error=skip"
+        raise UsageError(f"data.{name} is for images; volumes are held in memory, and all must be readable")
+    given(config.source)
+
+
+def _splits(config: DataConfig) -> dict[str, Pictures]:
+    _check(config)
+    if config.source == ORBITALS:
+        return _orbitals(config.size or (SIZE,) * 3)
+    path = locate(config.source) if config.source not in MADE_HERE else None
+    if not isinstance(path, Path):
+        raise UsageError(
+            f"{config.source} is no set of volumes, which are read from files and folders; or take {ORBITALS}"
+        )
+    if path.is_dir():
+        names = by_split(files_below(path), {".npy"})
+        splits: dict[str, Pictures] = {split: VolumeFiles(path, some) for split, some in names.items()}
+    elif path.suffix.lower() in (".npy", ".npz"):
+        splits = _arrays(path)
+    else:
+        raise IhdmError(f"{path} is not an npy or npz file, nor a folder of npy files, which volumes are read from")
+    if "train" not in splits:
+        raise IhdmError(f"{path} holds no training volumes, only: {', '.join(splits) or 'no npy files at all'}")
+    return splits
+
+
+@lru_cache(maxsize=1)
+def _orbitals(grid: tuple[int, ...]) -> dict[str, Pictures]:
+    splits: dict[str, Pictures] = {}
+    for seed, (split, count) in enumerate({"train": TRAIN, "test": TEST}.items()):
+        found = orbitals(count, seed, grid)
+        names = {split: [KINDS[kind] for kind in found.kinds.tolist()]}
+        splits[split] = Stack(ORBITALS, found.volumes.numpy(), partial(names.get, split))
+    return splits
+
+
+def _arrays(path: Path) -> dict[str, Pictures]:
+    arrays, labels = arrays_by_split(path)
+    axes = "(N, D, H, W), or (N, C, D, H, W) with channels"
+    return {
+        split: Stack(str(path), _checked(array, str(path), 4, axes), partial(labels.get, split, ()))
+        for split, array in arrays.items()
+    }
+
+
+def _checked(array: Any, name: str, axes: int, expected: str) -> Any:
+    """An array of numbers with so many axes, or one more for channels, which comes before the last three."""
+    if array.ndim not in (axes, axes + 1) or 0 in array.shape:
+        raise IhdmError(f"{name} has shape {array.shape}; expected {expected}")
+    if array.dtype.kind not in "buif":
+        raise IhdmError(f"{name} holds {array.dtype}; expected numbers, whole or of floating point")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise IhdmError(f"{name} holds values that are no finite numbers (nan or infinity)")
+    return np.expand_dims(array, -4) if array.ndim == axes else array
+
+
+def _domain(config: DataConfig, splits: dict[str, Pictures]) -> VolumeDomain:
+    """The least and the largest value of all training volumes become 0 and 1, unless others are given."""
+    train = splits["train"]
+    first: Any = train.read(0)
+    low, high = np.inf, -np.inf
+    for split, volumes in splits.items():
+        for i in range(len(volumes)):
+            volume: Any = volumes.read(i)
+            if volume.shape[0] != first.shape[0] or (config.size is None and volume.shape != first.shape):
+                raise UsageError(
+                    f"the volumes differ in shape: {train.name(0)} is {_words(first.shape)} and {volumes.name(i)} is "
+                    f"{_words(volume.shape)} (channels x depth x height x width); --set data.size=16 brings them to "
+                    f"one size, but channels must be as many in all"
+                )
+            if split == "train":
+                low, high = min(low, float(volume.min())), max(high, float(volume.max()))
+    if config.channels not in (None, len(first)):
+        raise UsageError(f"{train.name(0)} has {len(first)} channels, and data.channels={config.channels} is asked for")
+    if config.range is None and low == high:
+        raise IhdmError(f"all values of {config.source} are {low:g}: there is nothing to learn")
+    low, high = config.range or (low, high)
+    return VolumeDomain((len(first), *(config.size or first.shape[1:])), low, high)
+
+
+def _stacked(volumes: Pictures, domain: VolumeDomain) -> Tensor:
+    """(N, C, *grid) in [0, 1]; what lies outside is cut off, and said if it was not resizing that put it there."""
+    found, outside = torch.empty(len(volumes), *domain.shape), 0
+    for i in range(len(volumes)):
+        values: Any = volumes.read(i)
+        u = domain.scaled(torch.from_numpy(values.astype(np.float64)))
+        outside += int(((u < 0) | (u > 1)).sum())
+        found[i] = resized(u[None], domain.grid)[0].clamp(0, 1)
+    if outside:
+        print(
+            f"warning: {outside:,} values lie outside of {domain.low:g} to {domain.high:g}, the range of the training "
+            f"volumes or of data.range, and are cut off there",
+            file=sys.stderr,
+        )
+    return found
+
+
+def _words(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
