@@ -127,7 +127,7 @@ def test_files_are_in_the_units_of_the_data(tmp_path):
     domain.write(u, tmp_path / "0.npy")
     written = np.load(tmp_path / "0.npy")
     np.testing.assert_allclose(written, np.stack([10 * u[0] - 5, 100 * u[1]]), atol=1e-4)
-    torch.testing.assert_close(domain.unit(torch.from_numpy(written)).float(), u)
+    torch.testing.assert_close(domain.scaled(torch.from_numpy(written)).float(), u)
 
 
 def test_colours_go_through_all_anchors():
@@ -334,7 +334,7 @@ def test_every_process_trains_and_samples_on_a_mesh(kind, modes, monkeypatch):
         monkeypatch.setattr(graph, "DENSE_MOST", 20)
         monkeypatch.setattr(graph, "USUAL_MODES", modes)
     domain = mesh_domain()
-    u_0 = domain.unit(torch.from_numpy(hills(16, domain.positions.numpy()))[:, None] / 40 + 0.25).clamp(0, 1).float()
+    u_0 = domain.scaled(torch.from_numpy(hills(16, domain.positions.numpy()))[:, None] / 40 + 0.25).clamp(0, 1).float()
     config = Config().with_settings([f"process.kind={kind}", "process.K=8", "network.kind=graph", *QUICK[:4]])
     model = Model.from_images(ModelConfig.of(config, domain), u_0)
     process = model.process

@@ -111,7 +111,7 @@ def _stacked(fields: Pictures, domain: GraphDomain) -> Tensor:
     found: list[Any] = [fields.read(i) for i in range(len(fields))]
     if not found:
         return torch.empty(0, *domain.shape)
-    u = domain.unit(torch.from_numpy(np.stack(found)))
+    u = domain.scaled(torch.from_numpy(np.stack(found)))
     outside = int(((u < 0) | (u > 1)).sum())
     if outside:
         print(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ihdm.config import DataConfig
-from ihdm.data import ImageSet, evenly_spaced, given, held_apart, set_name
+from ihdm.data import ImageSet, evenly_spaced, given, set_name, split_off
 from ihdm.data.images import Files, Pictures, Stack, Subset
 from ihdm.data.labels import numbered
 from ihdm.data.listing import files_below
@@ -46,7 +46,7 @@ def load(config: DataConfig, held_out_most: int | None) -> ImageSet:
     """Read a source; without a test split, set a share of the volumes aside."""
     splits = _splits(config)
     found = _domain(config, splits)
-    train, held_out = held_apart(splits["train"], splits.get("test"), config.holdout)
+    train, held_out = split_off(splits["train"], splits.get("test"), config.holdout)
     held_out = Subset(held_out, evenly_spaced(len(held_out), held_out_most or len(held_out)).tolist())
     told = numbered(config.source, train, held_out) if config.labels else (Labels(), None, None)
     data = _stacked(train, found), _stacked(held_out, found)

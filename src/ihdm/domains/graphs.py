@@ -39,6 +39,7 @@ class GraphDomain(Domain):
 
     kind = "graphs"
     noun = "field"
+    unit = "node"
     suffix = ".npy"
 
     shape: Shape
@@ -136,13 +137,13 @@ class GraphDomain(Domain):
         with torch.device("cpu"):
             return None if self.positions is None else Drawing.of(self.positions, self.faces)
 
-    def unit(self, values: Tensor) -> Tensor:
+    def scaled(self, values: Tensor) -> Tensor:
         """Values (..., C, n) in the units of the data as [0, 1]."""
         low, high = self._ends()
         return (values - low) / (high - low)
 
     def values(self, u: Tensor) -> Tensor:
-        """The reverse of `unit`."""
+        """The reverse of `scaled`."""
         low, high = self._ends()
         return low + u.cpu() * (high - low)
 

@@ -56,7 +56,7 @@ def write(model: Model, format: Format, folder: Path) -> dict[str, float]:
 
 
 def described(model: Model) -> dict[str, Any]:
-    """What chain.json says: the shape of an image, or what else it makes, the levels (k, j, i) of each step, and labels.
+    """What chain.json says: the shape of an image, or what else it makes, the levels (k, j, i) of each step, labels.
 
     counts: how many training images have each label, if there are some.
     """
