@@ -43,12 +43,23 @@ class DataConfig:
         least=1,
         most=2**20,
     )
-    channels: int | None = setting(None, "1 grey, 3 colour, 4 with alpha; auto: as the images are", least=1, most=1024)
+    channels: int | None = setting(
+        None, "1 grey or mono, 2 stereo, 3 colour, 4 with alpha; auto: as the data are", least=1, most=1024
+    )
     kind: Literal["images", "signals", "volumes", "graphs"] = setting(
         "images", "what the data are; signals: sounds and other series, volumes: of three axes, graphs: on their nodes"
     )
     range: tuple[float, ...] | None = setting(
         None, "of volumes: the values that become 0 and 1, such as -1000,1000; auto: the least and largest in training"
+    )
+    rate: int | None = setting(
+        None,
+        "samples a second that sounds are brought to, and that arrays have; auto: as the sounds are",
+        least=1,
+        most=2**20,
+    )
+    peak: float | None = setting(
+        None, "what the largest value of each sound is brought to, of 1; auto: as it is", above=0, most=1
     )
     flip: bool = setting(False, "mirror half of the training images left to right")
     labels: bool = setting(False, "tell the network what each image is: by class folders, or labels beside the images")
@@ -81,6 +92,9 @@ class DataConfig:
             raise UsageError(
                 f"data.range is two numbers, a smaller and a larger one, of volumes: not {given} of {self.kind}"
             )
+        for name in ("rate", "peak"):
+            if self.kind != "signals" and getattr(self, name) is not None:
+                raise UsageError(f"data.{name} is for signals, not for {self.kind}")
         if self.labels and self.stream:
             raise UsageError(
                 "data.labels=true needs to know all labels at the start, which a stream does not tell; instead of "

@@ -25,7 +25,7 @@ def preset(config: Config) -> dict[str, str]:
     """What training with a configuration would make."""
     labels = labels_of(config.data)
     described = ModelConfig.of(config, data_domain(config.data), labels=labels)
-    shape = described.shape
+    shape, noun = described.shape, described.domain.noun
     trainer = config.trainer
     part = -(-trainer.batch_size // trainer.accumulate)
     build = partial(build_network, described, config.engine.checkpoint)
@@ -37,9 +37,9 @@ def preset(config: Config) -> dict[str, str]:
         rows["labels"] = "as many as the images have, which are not on this machine: parameters for each come on top"
     return rows | {
         "sampling": sampling,
-        "to train": f"about {words}, with {part} images at a time",
+        "to train": f"about {words}, with {part} {noun}s at a time",
         "data": f"{data.source}{', mirrored at random' * data.flip}{', with labels' * data.labels}",
-        "training": f"{trainer.steps:,} steps of {trainer.batch_size} images, learning rate {trainer.lr:g}",
+        "training": f"{trainer.steps:,} steps of {trainer.batch_size} {noun}s, learning rate {trainer.lr:g}",
     }
 
 
@@ -66,7 +66,7 @@ def _rows(config: ModelConfig) -> dict[str, str]:
         "network": f"{parameters:,} parameters ({size_words(4 * parameters)}); {_network_words(config)}",
         **({"labels": config.labels.words} if config.labels else {}),
         "process": PROCESSES.of(config.process).summary(config.process, config.sampling, config.domain),
-        "to sample": f"about {words}, with {SAMPLE_BATCH} images at a time",
+        "to sample": f"about {words}, with {SAMPLE_BATCH} {config.domain.noun}s at a time",
     }
 
 

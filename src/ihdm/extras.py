@@ -6,6 +6,7 @@ EXTRAS = {  # and what each is for
     "app": "the web page (ihdm app)",
     "hf": "sets on the Hugging Face hub (hf:NAME)",
     "plots": "pictures of curves (ihdm study, --figures)",
+    "sound": "flac and other sound files than plain wav (data.kind=signals)",
     "graphs": "graphs and meshes of more than 4,096 nodes",
     "tensorboard": "curves of training in TensorBoard",
     "wandb": "figures of training in Weights & Biases (trainer.tracker)",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ihdm.noise import Purpose, mix_seed
+from ihdm.pixels import ROUNDING
 from ihdm.prior import Prior
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 BLOCK = 2**22  # distances that are held at a time
 BITS = 8  # of a pixel
 HALF_STEP = 1 / 510  # half the distance of two 8-bit values in [0, 1]
-ROUNDING = 1 / (255 * math.sqrt(12))  # the standard deviation of rounding to 8 bits
 LEAST = 1e-12  # probability that an 8-bit value is given at least
 
 

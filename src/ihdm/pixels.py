@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+ROUNDING = 1 / (255 * math.sqrt(12))  # the standard deviation of rounding to 8 bits
 
 
 def to_unit(images: Tensor) -> Tensor:

@@ -44,7 +44,8 @@ class Pictures(Protocol):
     def name(self, i: int) -> str:
         """Where image i comes from, for messages."""
 
-    def read(self, i: int) -> Image.Image | Array | None: ...
+    def read(self, i: int) -> Any:
+        """Such an image; of a `SoundFiles` and its like, a sound."""
 
 
 class Files:
@@ -155,7 +156,7 @@ class Subset:
     def name(self, i: int) -> str:
         return self.pictures.name(self.numbers[i])
 
-    def read(self, i: int) -> Image.Image | Array | None:
+    def read(self, i: int) -> Any:
         return self.pictures.read(self.numbers[i])
 
 
@@ -249,7 +250,7 @@ def decode_readable(
             for _ in threads.map(fill, range(start, min(start + 1024, len(pictures)))):
                 bar.update()
     if broken:
-        _warn_of(broken, len(pictures))
+        warn_of(broken, len(pictures))
         out, numbers = np.delete(out, sorted(broken), 0), np.delete(numbers, sorted(broken))
     return torch.from_numpy(out), torch.from_numpy(numbers)
 
@@ -264,15 +265,16 @@ def from_the_first_that_reads(pictures: Pictures, warn: bool = True) -> Pictures
             broken[i] = str(error)
         else:
             if broken and warn:
-                _warn_of(broken, len(pictures))
+                warn_of(broken, len(pictures))
             return Subset(pictures, range(i, len(pictures))) if i else pictures
     raise IhdmError(f"none of {len(pictures):,} images can be read; the first: {broken[0]}")
 
 
-def _warn_of(broken: dict[int, str], total: int) -> None:
+def warn_of(broken: dict[int, str], total: int, noun: str = "image") -> None:
+    """Say what was left out."""
     shown = [broken[i] for i in sorted(broken)[:NAMED_MOST]]
     more = f" and {len(broken) - NAMED_MOST:,} more" if len(broken) > NAMED_MOST else ""
-    print(f"warning: skipped {len(broken):,} of {total:,} images: {'; '.join(shown)}{more}", file=sys.stderr)
+    print(f"warning: skipped {len(broken):,} of {total:,} {noun}s: {'; '.join(shown)}{more}", file=sys.stderr)
 
 
 def picture_shape(pictures: Pictures, size: tuple[int, int] | None, channels: int | None) -> tuple[int, int, int]:

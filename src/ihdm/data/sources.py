@@ -123,7 +123,7 @@ def _folder(path: Path) -> Splits:
     if tars:
         warn_of_left_out(path, files, is_tar)
         return {split: _tars(paths) for split, paths in tars.items()}
-    groups = _grouped(files, path)
+    groups = grouped(files, path)
     warn_of_left_out(path, files, lambda name: split_of_image(name) is not None)
     return {split: Files(path, names) for split, names in groups.items()}
 
@@ -151,12 +151,16 @@ def archives_by_split(folder: Path, files: Sequence[str]) -> dict[str, list[Path
 
 
 def _zip(path: Path) -> Splits:
+    archive = open_zip(path)
+    groups = grouped(sorted(archive.namelist()), path)
+    return {split: ZipMembers(path, archive, names) for split, names in groups.items()}
+
+
+def open_zip(path: Path) -> zipfile.ZipFile:
     try:
-        archive = zipfile.ZipFile(path)
+        return zipfile.ZipFile(path)
     except Exception as error:  # damaged archives make zipfile raise many kinds
         raise IhdmError(f"{path} cannot be read as a zip archive ({error})") from error
-    groups = _grouped(sorted(archive.namelist()), path)
-    return {split: ZipMembers(path, archive, names) for split, names in groups.items()}
 
 
 def _tars(paths: Sequence[Path]) -> TarMembers:
@@ -169,7 +173,7 @@ def _tar(path: Path) -> dict[str, TarMembers]:
     """An archive; only where each image lies in it is read."""
     with open_tar(path) as archive:
         entries = {entry.name: (entry.offset_data, entry.size) for entry in tar_files(archive)}
-    groups = _grouped(entries, path)
+    groups = grouped(entries, path)
     return {split: TarMembers([(path, n, *entries[n]) for n in names]) for split, names in groups.items()}
 
 
@@ -197,12 +201,14 @@ def tar_files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         raise tarfile.ReadError(f"it is cut off or damaged at byte {archive.offset:,}")
 
 
-def _grouped(names: Collection[str], origin: Path) -> dict[str, list[str]]:
-    """Image files by split."""
-    groups = by_split(names, SUFFIXES)
+def grouped(
+    names: Collection[str], origin: Path, suffixes: Collection[str] = SUFFIXES, what: str = "images"
+) -> dict[str, list[str]]:
+    """Files by split; what they are is for the message if there are none."""
+    groups = by_split(names, suffixes)
     if not groups:
-        what = f"only files such as {next(iter(names))}" if names else "it is empty, or may not be read"
-        raise IhdmError(f"{origin} holds no images ({what}); images end in {', '.join(sorted(SUFFIXES))}")
+        found = f"only files such as {next(iter(names))}" if names else "it is empty, or may not be read"
+        raise IhdmError(f"{origin} holds no {what} ({found}); {what} end in {', '.join(sorted(suffixes))}")
     return groups
 
 

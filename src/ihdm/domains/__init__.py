@@ -7,10 +7,16 @@ from collections.abc import Sequence
 from ihdm.domains.domain import Domain
 from ihdm.domains.graphs import GraphDomain
 from ihdm.domains.images import ImageDomain
+from ihdm.domains.signals import SignalDomain
 from ihdm.domains.volumes import VolumeDomain
 from ihdm.errors import unknown
 
-KINDS: dict[str, type[Domain]] = {"images": ImageDomain, "volumes": VolumeDomain, "graphs": GraphDomain}
+KINDS: dict[str, type[Domain]] = {
+    "images": ImageDomain,
+    "signals": SignalDomain,
+    "volumes": VolumeDomain,
+    "graphs": GraphDomain,
+}
 
 
 def domain_kind(name: str) -> type[Domain]:
@@ -25,4 +31,4 @@ def as_domain(shape: Sequence[int] | Domain) -> Domain:
     return shape if isinstance(shape, Domain) else ImageDomain(tuple(shape))
 
 
-__all__ = ["KINDS", "Domain", "GraphDomain", "ImageDomain", "VolumeDomain", "as_domain", "domain_kind"]
+__all__ = ["KINDS", "Domain", "GraphDomain", "ImageDomain", "SignalDomain", "VolumeDomain", "as_domain", "domain_kind"]

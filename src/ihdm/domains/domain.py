@@ -17,11 +17,13 @@ from torch import Tensor
 
 from ihdm.basis import Laplacian
 from ihdm.heat import GridLaplacian
+from ihdm.pixels import ROUNDING
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 Shape = tuple[int, ...]
+NOISES = tuple(ROUNDING * factor for factor in (1, 2, 4, 8))  # standard deviations, the first that of 8 bits
 
 
 class Domain(ABC):
@@ -31,6 +33,8 @@ class Domain(ABC):
     noun: ClassVar[str]  # what one of them is called; several have an s
     suffix: ClassVar[str]  # of a file that holds one
     unit: ClassVar[str] = "pixel"  # of lengths, such as the width of a blur
+    noises: ClassVar[tuple[float, ...]] = NOISES  # one may have besides its blur
+    negatives: ClassVar[bool] = False  # whether the negative of one may be taken for one
 
     shape: Shape
 
@@ -43,6 +47,11 @@ class Domain(ABC):
     def grid(self) -> Shape:
         """All axes but that of the channels."""
         return self.shape[1:]
+
+    @property
+    def longest(self) -> float:
+        """The half-wave that has to be blurred away before nothing is left."""
+        return self.laplacian.side
 
     @property
     @abstractmethod
@@ -60,6 +69,14 @@ class Domain(ABC):
     def kept(self, u: Tensor) -> Tensor:
         """Data in [0, 1], or a little beyond, as they are handed out and compared with others."""
         return u.clamp(0, 1)
+
+    def width_words(self, width: float) -> str:
+        """What a blur of a width, in units, means for such data, if there is more to say."""
+        return ""
+
+    def difference_words(self, rms: float) -> str:
+        """A root mean square difference between two of them."""
+        return f"{255 * rms:.2f}/255"
 
     def data_settings(self) -> dict[str, Any]:
         """Those of data.* with which other data come out like these."""

@@ -19,6 +19,7 @@ class ImageDomain(Domain):
     kind = "images"
     noun = "image"
     suffix = ".png"
+    negatives = True
 
     shape: Shape
 

@@ -84,7 +84,8 @@ class Blurring(NoisePredicting):
 
     @classmethod
     def summary(cls, settings: BlurringSettings, sampling: EtaSteps, domain: Domain) -> str:
-        return f"{cls.title}, K = {settings.K}, sigma_B up to {settings.sigma_B_max:g} pixels, {settings.skip} skip"
+        widest = f"{settings.sigma_B_max:g} {domain.unit}s"
+        return f"{cls.title}, K = {settings.K}, sigma_B up to {widest}, {settings.skip} skip"
 
     def level_words(self, k: int) -> str:
         if not k:

@@ -332,19 +332,19 @@ class InverseHeat(Diagonal):
         schedule = settings.schedule(domain.laplacian)
         filter = ", Gaussian filter" if settings.blur == "gaussian" else ""
         return (
-            f"{cls.title}, K = {settings.K}, sigma_B {schedule.sigma_B_min:g} to {schedule.sigma_B_max:g} pixels, "
-            f"sigma {settings.sigma:g}, {settings.skip} skip{filter}"
+            f"{cls.title}, K = {settings.K}, sigma_B {schedule.sigma_B_min:g} to {schedule.sigma_B_max:g} "
+            f"{domain.unit}s, sigma {settings.sigma:g}, {settings.skip} skip{filter}"
         )
 
     @classmethod
     def remarks(cls, settings: HeatSettings, domain: Domain) -> list[str]:
-        found, widest, longest = [], settings.schedule(domain.laplacian).sigma_B_max, domain.laplacian.side
+        found, widest, unit = [], settings.schedule(domain.laplacian).sigma_B_max, f"{domain.unit}s"
         if settings.sigma == 0:
             found.append("warning: without noise (process.sigma=0) the reverse process is unstable (App. C.5)")
-        if widest < longest / 2:
+        if widest < domain.longest / 2:
             found.append(
-                f"note: at the widest blur, {widest:g} pixels, images of {longest} pixels are not blank yet; "
-                f"the paper blurs by half the size or more: --set process.sigma_B_max=auto"
+                f"note: at the widest blur, {widest:g} {unit}, what is {domain.longest:g} {unit} long is not blank "
+                f"yet; the paper blurs by half the size or more: --set process.sigma_B_max=auto"
             )
         return found
 

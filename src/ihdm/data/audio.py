@@ -1,0 +1,102 @@
+"""What is in a sound file, and sounds at another rate."""
+
+from __future__ import annotations
+
+import math
+import wave
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ihdm.errors import UsageError
+from ihdm.heat import GridLaplacian
+
+SUFFIXES = {".wav", ".flac", ".aif", ".aiff", ".ogg"}
+INSTALL = "pip install 'ihdm[sound]'"
+
+
+@dataclass(frozen=True)
+class Sound:
+    """samples: (C, n) in [-1, 1], float64; rate: how many there are in a second."""
+
+    samples: Tensor
+    rate: int
+
+    def at(self, rate: int, most: int | None = None) -> Sound:
+        """The same at another rate, without frequencies that it cannot hold: they are cut from the cosine coefficients.
+
+        Before, its last value is held until both rates have a whole number of samples. most: of samples that are
+        wanted; what comes long after them is not looked at.
+        """
+        if rate == self.rate:
+            return self
+        if most is not None:
+            return Sound(self.samples[:, : 2 * -(-most * self.rate // rate)], self.rate).at(rate)
+        common = math.gcd(rate, self.rate)
+        length = self.samples.shape[-1]
+        held = F.pad(self.samples[None], (0, -length % (self.rate // common)), mode="replicate")
+        before, after = held.shape[-1], held.shape[-1] * rate // self.rate
+        kept = min(before, after)
+        u_hat = GridLaplacian((before,)).to_spectrum(held, (kept,)) * math.sqrt(after / before)
+        resampled = GridLaplacian((after,)).from_spectrum(F.pad(u_hat, (0, after - kept)))[0]
+        return Sound(resampled[:, : -(-length * rate // self.rate)], rate)
+
+
+def decoded(content: bytes) -> Sound:
+    """The content of a sound file; ValueError if it is none.
+
+    Python itself reads wav files of whole numbers, of 8, 16, 24 or 32 bits; all others are left to soundfile.
+    """
+    if not content:
+        raise ValueError("it is empty")
+    samples, rate = _wav(content) or _by_soundfile(content)
+    if not samples.size:
+        raise ValueError("there are no samples in it")
+    if not np.isfinite(samples).all():
+        raise ValueError("it has samples that are not numbers")
+    return Sound(torch.from_numpy(np.ascontiguousarray(samples.T)), rate)
+
+
+def _wav(content: bytes) -> tuple[Any, int] | None:
+    """Samples (n, C) and rate of a wav file, if Python's own library can read it."""
+    try:
+        with wave.open(BytesIO(content)) as file:
+            channels, width, rate, count, *_ = file.getparams()
+            frames = file.readframes(count)
+    except (wave.Error, EOFError):
+        return None
+    if len(frames) != count * width * channels:
+        raise ValueError(f"it is cut off: {len(frames) // (width * channels):,} of {count:,} samples are there")
+    return in_unit(_integers(frames, width)).reshape(-1, channels), rate
+
+
+def _integers(frames: bytes, width: int) -> Any:
+    """Little-endian numbers of 1 to 4 bytes; those of 3 are raised to 4."""
+    if width == 3:
+        raised = np.zeros((len(frames) // 3, 4), np.uint8)
+        raised[:, 1:] = np.frombuffer(frames, np.uint8).reshape(-1, 3)
+        return raised.view("<i4")[:, 0]
+    return np.frombuffer(frames, {1: "u1", 2: "<i2", 4: "<i4"}[width])
+
+
+def in_unit(values: Any) -> Any:
+    """Whole numbers as float64 in [-1, 1]: unsigned ones have silence in the middle."""
+    half = 2.0 ** (8 * values.dtype.itemsize - 1)
+    return values / half - (values.dtype.kind == "u")
+
+
+def _by_soundfile(content: bytes) -> tuple[Any, int]:
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:  # OSError: its library is missing
+        raise UsageError(f"to read it takes soundfile: {INSTALL}") from error
+    try:
+        samples, rate = soundfile.read(BytesIO(content), dtype="float64", always_2d=True)
+    except Exception as error:  # of damaged files it raises many kinds
+        raise ValueError(str(error)) from error
+    return samples.clip(-1, 1), int(rate)
