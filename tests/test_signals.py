@@ -15,8 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
+from ihdm.basis import Laplacian
+from ihdm.blurs import KINDS, kinds
 from ihdm.cli import main
 from ihdm.config import Config, DataConfig
+from ihdm.constant import Constant
 from ihdm.data import ImageSet, data_domain, load_images
 from ihdm.data.audio import Sound, decoded
 from ihdm.data.signals import inside
@@ -26,6 +29,11 @@ from ihdm.domains.signals import LOWEST_HEARD
 from ihdm.errors import IhdmError, UsageError
 from ihdm.heat import GridLaplacian
 from ihdm.model import Model
+from ihdm.pixels import ROUNDING
+from ihdm.processes import InverseHeat, LinearPredictor, LinearSkip, Spectrum
+from ihdm.restoration import Guided, observe
+from ihdm.sampler import chain, last, reverse_step
+from ihdm.schedule import Schedule
 
 RATE, LENGTH = 2000, 256
 DOMAIN = SignalDomain((1, LENGTH), RATE)
@@ -389,3 +397,104 @@ def test_an_uninterrupted_run_is_the_same(run, hits, tmp_path):
     main(["train", "drums", "--data", str(hits), "--run", str(tmp_path / "run"), "--set", *TINY, "trainer.steps=6"])
     one, two = (Model.from_pretrained(folder).network.state_dict() for folder in (run, tmp_path / "run"))
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_muffled_sound_is_restored_by_a_command(run, hits, tmp_path, capsys):
+    muffled, out = tmp_path / "muffled.wav", tmp_path / "out"
+    u = DOMAIN.laplacian.dissipate((hit(150)[None] + 1) / 2, 2.0**2 / 2)[0]
+    DOMAIN.write(u, muffled)
+    words = ["restore", str(run), str(muffled), "--blur-width", "2", "--n", "3", "--out", str(out)]
+    main(words)
+    said = capsys.readouterr().out
+    assert "blur width 2.00 samples (given; half the power at 133 Hz), level " in said and "dB of full scale" in said
+    assert sorted(path.name for path in out.iterdir()) == ["00.wav", "01.wav", "02.wav", "input.wav", "restored.png"]
+    versions = torch.stack([decoded((out / f"0{i}.wav").read_bytes()).samples for i in range(3)])
+    again = DOMAIN.laplacian.dissipate(versions, 2.0**2 / 2)
+    assert float((again - (2 * u - 1)).square().mean().sqrt()) < 10 ** (-50 / 20)
+    assert Image.open(out / "restored.png").size[0] > 5 * 128
+    main(words)  # replaces what it made itself
+    (out / "00.wav").write_bytes(muffled.read_bytes())  # and nothing that was changed since
+    with pytest.raises(SystemExit):
+        main(words)
+    assert "has other files in it" in capsys.readouterr().err
+
+
+def test_the_width_of_a_muffled_sound_is_estimated(run):
+    model = Model.from_pretrained(run)
+    u = DOMAIN.laplacian.dissipate((hit(70) + 1)[None] / 2, 4.0**2 / 2)[0].float()
+    seen = model.settled(u)
+    assert seen.kind == "Gaussian" and 1 < seen.width < 16 and seen.width_words
+    assert model.verdict(seen).words.startswith("whether the model knows such sounds is not known")
+
+
+def test_sounds_that_the_model_cannot_restore_are_refused(run, hits, tmp_path, capsys):
+    save(hit(100, 999), tmp_path / "long.wav")
+    save(hit(100), tmp_path / "fast.wav", 4000)
+    save(hit(100).expand(2, -1), tmp_path / "stereo.wav")
+    save(hit(100, 99), tmp_path / "short.wav")
+    (tmp_path / "none.wav").write_bytes(b"none")
+    given = {"long": "999 samples", "fast": "4,000 Hz", "stereo": "stereo", "none": "is not a sound", "gone": "no file"}
+    for name, message in given.items():
+        with pytest.raises(SystemExit):
+            main(["restore", str(run), str(tmp_path / f"{name}.wav"), "--out", str(tmp_path / "out")])
+        assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["restore", str(run), str(tmp_path / "short.wav"), "--invert", "--out", str(tmp_path / "out")])
+    assert "--invert is for images, not for sounds" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["restore", str(run), str(tmp_path / "short.wav"), "--blur-width", "999", "--out", str(tmp_path / "out")])
+    assert "from 0 to 256 samples" in capsys.readouterr().err
+    for name in ("long", "fast", "stereo"):
+        words = ["--resize", "--blur-width", "1", "--n", "1", "--out", str(tmp_path / name)]
+        main(["restore", str(run), str(tmp_path / f"{name}.wav"), *words])
+        assert decoded((tmp_path / name / "00.wav").read_bytes()).samples.shape == (1, LENGTH)
+
+
+# Restoring on any domain
+
+
+class Nodes(Laplacian):
+    """A Laplacian that is no grid's: any eigenvectors."""
+
+    peak = 1.0
+
+    def __init__(self, n: int):
+        self.grid = (n,)
+        self._eigenvalues = Constant(-torch.linspace(0, 4, n))
+        self.V = torch.linalg.qr(torch.randn(n, n, generator=torch.Generator().manual_seed(1)).double())[0]
+
+    def to_spectrum(self, u, lowest=None):
+        return u @ self.V.to(u)
+
+    def from_spectrum(self, u_hat):
+        return u_hat @ self.V.mT.to(u_hat)
+
+    def dissipate(self, u, t):
+        return self.from_spectrum(torch.exp(t * self.eigenvalues) * self.to_spectrum(u))
+
+
+@pytest.mark.parametrize("laplacian", [GridLaplacian((96,)), GridLaplacian((4, 6, 5)), Nodes(80)], ids=str)
+def test_a_blur_is_undone_on_any_domain_as_well_as_it_can_be(laplacian, generator):
+    """The linear estimate has the error that it says, and samples that are blurred again are what was seen."""
+    grid, schedule, noise = laplacian.grid, Schedule(20, 8.0), ROUNDING
+    power = (0.05 / (0.05 - laplacian.eigenvalues)).expand(2, *grid)
+    spectrum = Spectrum(torch.full((2, *grid), 0.01).double(), torch.eye(2).double(), power)
+    skip = LinearSkip(LinearPredictor(laplacian, schedule, 0.01, spectrum))
+    process = InverseHeat(laplacian, schedule, 0.01, skip, spectra=(spectrum,))
+    assert kinds(laplacian) == ["Gaussian"] and kinds(GridLaplacian((4, 4))) == list(KINDS)
+
+    def normal(count: int) -> torch.Tensor:
+        return torch.randn(count, 2, *grid, generator=generator, dtype=torch.float64)
+
+    u_0 = laplacian.from_spectrum(spectrum.mean + power.sqrt() * normal(40)).clamp(-2, 2)
+    seen = [observe(process, y + noise * e, 1.5) for y, e in zip(laplacian.dissipate(u_0, 1.5**2 / 2), normal(40))]
+    errors = torch.stack([s.predict(0.0)[0] for s in seen]) - laplacian.to_spectrum(u_0)
+    expected = torch.stack([s.predict(0.0)[1].expand(2, *grid) for s in seen])
+    assert float((errors.square().mean(0) / expected.mean(0)).mean()) == pytest.approx(1, abs=0.15)
+    eps = {j: normal(5) for j in range(schedule.K + 1)}
+    guided = process.guided(Guided(process, seen[0]))
+    step = reverse_step(guided, lambda u, k: torch.zeros_like(u), lambda j: eps[int(j)])
+    held = last(chain(guided, step, seen[0].start(guided, eps[0]), guided.levels(seen[0].level)))
+    assert seen[0].residual(held) < 3 * noise
+    assert float(held.std(0).mean()) > noise  # several versions
+    assert observe(process, seen[0].image).width == pytest.approx(1.5, rel=0.3)

@@ -1,19 +1,21 @@
 """Blurs of an image's two axes, as programs have them: what each does in the cosine basis, and in a basis of its own.
 
 A = left diag(S) right^T along an axis: seen in `left`, an image has S times what the sharp one has in `right`, each
-coefficient by itself. For the heat equation both are the cosine basis. Others differ from it near the border.
+coefficient by itself. For the heat equation both are the cosine basis. Others differ from it near the border. Data on
+other domains know the heat equation's blur alone, which acts on each coefficient of their Laplacian.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
+from ihdm.basis import Laplacian
 from ihdm.heat import GridLaplacian
 
 BOXES = 3  # in place of a Gaussian
@@ -23,16 +25,71 @@ KEPT = 64  # blurs of an axis that are remembered
 
 @dataclass(frozen=True)
 class AxisBlur:
-    """A blur along an axis of n pixels: left, right (n, n), orthogonal, in cosine coefficients; S (n,). float64."""
+    """A blur along an axis of n pixels: left, right (n, n), orthogonal, in cosine coefficients; S (n,). float64.
 
-    left: Tensor
+    Without bases of its own it is one of all axes at once, and S has the shape of the grid.
+    """
+
+    left: Tensor | None
     S: Tensor
-    right: Tensor
+    right: Tensor | None
 
     @property
     def matrix(self) -> Tensor:
         """A, from cosine coefficients to cosine coefficients."""
+        if self.left is None or self.right is None:
+            return torch.diag(self.S.flatten())
         return self.left * self.S @ self.right.mT
+
+
+Axes = tuple[AxisBlur, ...]  # one for each axis, or one for all
+Bases = Sequence[Tensor]  # of each axis, in columns; none: the Laplacian's own
+
+
+def kinds(laplacian: Laplacian) -> list[str]:
+    """The kinds of blur that data on a domain may have."""
+    return list(KINDS) if isinstance(laplacian, GridLaplacian) and len(laplacian.grid) == 2 else [HEAT]
+
+
+def blur(laplacian: Laplacian, kind: str, width: float) -> Axes:
+    """A kind of blur, of a width in pixels, on a domain."""
+    if len(kinds(laplacian)) > 1:
+        return tuple(axis_blur(kind, n, width) for n in laplacian.grid)
+    return (AxisBlur(None, torch.exp(width**2 / 2 * laplacian.eigenvalues), None),)
+
+
+def strength(axes: Axes) -> Tensor:
+    """What is left of each coefficient, (*grid)."""
+    first, *others = (axis.S for axis in axes)
+    for S in others:
+        first = first[..., None] * S
+    return first
+
+
+def lefts(axes: Axes) -> Bases:
+    """Where blurred data are seen."""
+    return [axis.left for axis in axes if axis.left is not None]
+
+
+def rights(axes: Axes) -> Bases:
+    """Where sharp data are seen."""
+    return [axis.right for axis in axes if axis.right is not None]
+
+
+def turned(u_hat: Tensor, bases: Bases) -> Tensor:
+    """Coefficients (..., *grid) in other bases of each axis."""
+    if not bases:
+        return u_hat
+    rows, columns = bases
+    return rows.mT @ u_hat @ columns
+
+
+def blurred(u_hat: Tensor, axes: Axes) -> Tensor:
+    """A u_hat."""
+    if not lefts(axes):
+        return strength(axes) * u_hat
+    rows, columns = (axis.matrix for axis in axes)
+    return rows @ u_hat @ columns.mT
 
 
 @lru_cache(KEPT)
@@ -94,12 +151,13 @@ BORDERS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "mirror": _mirrored,
     "wrap": lambda place, n: place % n,
 }
+HEAT = "Gaussian"
 KINDS: dict[str, Callable[[int, float], Tensor] | None] = {
-    "Gaussian": None,  # the heat equation's; with the border "reflect", a sampled one is the same but for rounding
+    HEAT: None,  # the heat equation's; with the border "reflect", a sampled one is the same but for rounding
     "three boxes": boxes,
     "Gaussian, border repeated": partial(sampled, border="nearest"),
     "Gaussian, black beyond": partial(sampled, border="constant"),
     "Gaussian, mirrored": partial(sampled, border="mirror"),
     "Gaussian, wrapped": partial(sampled, border="wrap"),
 }
-COMMONEST = ("Gaussian", "three boxes")
+COMMONEST = (HEAT, "three boxes")

@@ -18,7 +18,6 @@ FOR_EACH = 4  # images to find each of them by, at least
 LEAST_SPREAD = 1e-6
 QUANTILES = 101
 UNUSUAL = 0.05  # of images held out from training, called unlike what the model knows
-ALMOST_NONE = "less than 1% of the images held out from training are as unusual"
 
 
 @contextlib.contextmanager
@@ -122,6 +121,7 @@ class Verdict:
 
     share: float | None
     inverted: bool = False
+    noun: str = "image"
 
     @property
     def unusual(self) -> bool:
@@ -130,8 +130,9 @@ class Verdict:
     @property
     def words(self) -> str:
         if self.share is None:
-            return "whether the model knows such images is not known: it was not calibrated (ihdm calibrate)"
-        as_unusual = f"{self.share:.0%} of the images held out from training are as unusual"
+            return f"whether the model knows such {self.noun}s is not known: it was not calibrated (ihdm calibrate)"
+        as_unusual = f"{self.share:.0%} of the {self.noun}s held out from training are as unusual"
+        almost_none = f"less than 1% of the {self.noun}s held out from training are as unusual"
         if self.unusual:
-            return f"this does not look like what the model knows: {as_unusual if self.share >= 0.01 else ALMOST_NONE}"
+            return f"this does not look like what the model knows: {as_unusual if self.share >= 0.01 else almost_none}"
         return f"this looks like what the model knows: {as_unusual}"

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ihdm.blurs import COMMONEST
+from ihdm.domains import Domain
 from ihdm.engine import Frozen
 from ihdm.errors import IhdmError
 from ihdm.familiar import UNUSUAL, Familiar, Verdict, overheard
-from ihdm.likelihood import ROUNDING
 from ihdm.noise import SeededNoise
 from ihdm.processes import Process, Restoring, restoring
 from ihdm.restoration import DOUBT, HOPELESS, Guess, Guided, Observation, likely, observation, within
@@ -42,13 +42,17 @@ BLURRED = 0.7  # of the levels are for images that can be restored; beyond, too 
 
 @dataclass(frozen=True)
 class Judge:
-    """A process that restores, its network, and how many images it computes at a time."""
+    """A process that restores, its network, what its data are, and how many of them it computes at a time."""
 
     process: Process
     network: Frozen
-    shape: tuple[int, ...]
+    domain: Domain
     device: torch.device
     at_a_time: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.domain.shape
 
     @property
     def blurs(self) -> Restoring:
@@ -91,12 +95,14 @@ class Judge:
         images, top = self.restored(seen, versions), max(2, seen[0].level)
         levels = sorted({round(2 + i * (top - 2) / (LEVELS - 1)) for i in range(LEVELS)})
         surprise = self.surprise(images.flatten(0, 1), levels).sum(1).log().unflatten(0, (len(seen), versions))
-        rest = [[max(one.residual(image[None]), ROUNDING) for image in some] for one, some in zip(seen, images)]
+        rest = [
+            [max(one.residual(image[None]), self.domain.noises[0]) for image in some] for one, some in zip(seen, images)
+        ]
         return (surprise + UNEXPLAINED * torch.tensor(rest).double().log()).mean(1)
 
     def observe(self, image: Tensor) -> Observation:
         """What a blurred image (C, H, W), float64, says with the most plausible blur; its interval of widths."""
-        guesses = likely(self.blurs, image)
+        guesses = likely(self.blurs, image, noises=self.domain.noises)
         best = guesses[0]
         start = observation(self.blurs, image, best)
         if not start.level:
@@ -136,16 +142,24 @@ class Judge:
         far = FAR * ((at + x) / DOUBT).square()
         return x, self.scores([replace(one, level=level) for one in seen], versions) + far
 
+    def dissipated(self, image: Tensor, width: float) -> Tensor:
+        """Data of any domain (C, *grid), in [0, 1], under a blur of a width."""
+        return self.blurs.laplacian.dissipate(image[None].double(), width**2 / 2)[0]
+
+    def known(self, image: Tensor, width: float) -> Observation:
+        """What a blurred image (C, H, W), float64, says if its width is known."""
+        return observation(self.blurs, image, likely(self.blurs, image, width, self.domain.noises)[0])
+
     def verdict(self, familiar: Familiar | None, seen: Observation, negative: bool = True) -> Verdict:
         """Whether an image, as it is restored, is like those that the model was calibrated on, or its negative is."""
         if familiar is None:
-            return Verdict(None)
+            return Verdict(None, noun=self.domain.noun)
         share = self.share(familiar, seen)
-        if share >= UNUSUAL or not negative:
-            return Verdict(share)
+        if share >= UNUSUAL or not (negative and self.domain.negatives):
+            return Verdict(share, noun=self.domain.noun)
         image = 1 - seen.image
-        told = None if seen.interval else observation(self.blurs, image, likely(self.blurs, image, seen.width)[0])
-        return Verdict(share, self.share(familiar, told or self.observe(image)) >= UNUSUAL)
+        told = None if seen.interval else self.known(image, seen.width)
+        return Verdict(share, self.share(familiar, told or self.observe(image)) >= UNUSUAL, self.domain.noun)
 
     def share(self, familiar: Familiar, seen: Observation) -> float:
         """Of the images held out from training, how many are as unusual."""
@@ -193,11 +207,11 @@ def vertex(x: Tensor, scores: Tensor) -> tuple[float, float, float]:
 
 
 Progress = Callable[[Sequence[Tensor]], Iterable[Tensor]]
-Blur = Callable[[Tensor, float], Tensor]  # a uint8 image (C, H, W) and a width: the image blurred, in [0, 1]
+Blur = Callable[[Tensor, float], Tensor]  # an image (C, H, W) as it is kept and a width: blurred, in [0, 1]
 
 
 def calibrate(judge: Judge, images: Tensor, blurs: Sequence[Blur], progress: Progress = iter) -> Familiar:
-    """From sharp held-out images (N, C, H, W), uint8, blurred to several levels, in turns in several ways.
+    """From sharp held-out images (N, C, H, W), as they are kept, blurred to several levels, in turns in several ways.
 
     The width is known, the kind of blur is not.
     """
@@ -206,7 +220,7 @@ def calibrate(judge: Judge, images: Tensor, blurs: Sequence[Blur], progress: Pro
         level = 1 + int(i / GROUPS * BLURRED * K)
         width = float(judge.blurs.schedule.sigma_B[level])
         blurred = [blurs[n % len(blurs)](image, width).double() for n, image in enumerate(some)]
-        seen = [observation(judge.blurs, y, likely(judge.blurs, y, width)[0]) for y in blurred]
+        seen = [judge.known(y, width) for y in blurred]
         features.append(judge.features(*(replace(one, spectrum=seen[0].spectrum) for one in seen)))
         levels += [level / K] * len(some)
     order = torch.randperm(len(levels), generator=torch.Generator().manual_seed(0))  # each half has all levels

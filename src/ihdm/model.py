@@ -251,11 +251,12 @@ class Model(nn.Module):
     def observation(self, image: Tensor, blur_width: float | None = None) -> Observation:
         """What a blurred image (C, H, W) in [0, 1] says; its blur width in pixels is estimated unless given."""
         if tuple(image.shape) != tuple(self.config.shape) or not image.is_floating_point():
+            domain = self.config.domain
             raise UsageError(
-                f"the model restores images of {'x'.join(map(str, self.config.shape))} (channels x height x width) in "
-                f"[0, 1], not {image.dtype} of {'x'.join(map(str, image.shape))}"
+                f"the model restores {domain.noun}s of {'x'.join(map(str, domain.shape))} (channels first) in [0, 1], "
+                f"not {image.dtype} of {'x'.join(map(str, image.shape))}"
             )
-        return observe(restoring(self.process), image, blur_width)
+        return observe(restoring(self.process), image, blur_width, self.config.domain)
 
     def settled(self, image: Tensor, blur_width: float | None = None, execution: Execution = USUAL) -> Observation:
         """The same, but that a width is chosen by how plausible the network finds what it makes of the image."""
@@ -270,7 +271,7 @@ class Model(nn.Module):
         """The network, to judge blurs and images by."""
         runner = self.runner(execution)
         process = self.process.with_sampling(**restoring(self.process).judged_by)
-        return Judge(process, runner.network, self.config.shape, self.device, runner.size(BATCH))
+        return Judge(process, runner.network, self.config.domain, self.device, runner.size(BATCH))
 
     def restoring_process(self, **sampling: Any) -> Process:
         """The process as it restores best, unless told otherwise, however the model samples by itself."""

@@ -1,7 +1,8 @@
 """Bringing back one's own blurred image: the reverse process, begun at the level whose blur the image has.
 
 What is seen is y = A u_0 + noise, with A a blur along each axis, A = left diag(S) right^T (blurs.py). In these bases,
-along the data's colour axes, each coefficient is taken by itself: y_hat = T u_hat_0 + error, T the product of two S.
+along the data's colour axes, each coefficient is taken by itself: y_hat = T u_hat_0 + error, T the product of all S.
+So it is for sounds and whatever else has a Laplacian; there A is the heat equation's, diagonal in its eigenvectors.
 """
 
 from __future__ import annotations
@@ -10,20 +11,21 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ihdm.basis import Laplacian
-from ihdm.blurs import KINDS, AxisBlur, axis_blur
+from ihdm.blurs import HEAT, Axes, Bases, blur, blurred, kinds, lefts, rights, strength, turned
 from ihdm.constant import Constant
+from ihdm.domains.domain import NOISES, Domain
 from ihdm.errors import UsageError
 from ihdm.heat import GridLaplacian
-from ihdm.likelihood import ROUNDING
+from ihdm.pixels import ROUNDING
 from ihdm.processes import Restoring
 from ihdm.processes.spectrum import Spectrum, rotate
 
-NOISES = tuple(ROUNDING * factor for factor in (1, 2, 4, 8))  # what an image may have besides its blur
 NARROWEST = 0.2  # of the blur widths to compare, in pixels
 RATIOS = 1.1, 1.03, 1.01  # of neighbouring widths, from coarse to fine
 HOPELESS = 100.0  # a kind of blur less likely than another by so many nats
@@ -38,8 +40,8 @@ class Observation:
     """A blurred image (C, H, W), and what it says about each coefficient of the sharp one, along colour axes.
 
     width: of the blur in pixels; level: of the process, the nearest to it, where the way back begins; kind: which blur
-    explains the image best; noise: a standard deviation; rows, columns: the blur along each axis; interval: of widths
-    that would do as well, if it is known.
+    explains the image best; noise: a standard deviation; axes: the blur along each axis; interval: of widths that would
+    do as well, if it is known.
     y_hat, T, N: the image's coefficients in its left bases, what the blur leaves of those in its right ones, and the
     power of the error. All float64.
     """
@@ -51,8 +53,7 @@ class Observation:
     level: int
     kind: str
     noise: float
-    rows: AxisBlur
-    columns: AxisBlur
+    axes: Axes
     y_hat: Tensor
     T: Tensor
     N: Tensor
@@ -65,13 +66,13 @@ class Observation:
 
     def predict(self, t: float) -> tuple[Tensor, Tensor]:
         """The best linear estimate of the coefficients of F(t) u_0 (Wiener's), and its mean squared error."""
-        right = self.rows.right, self.columns.right
-        mean, power = _turned(self._mean, *right), _powers(self.spectrum.power, *right)
+        right = rights(self.axes)
+        mean, power = turned(self._mean, right), _powers(self.spectrum.power, right)
         decay = torch.exp(t * self.laplacian.eigenvalues)
         total = power * self.T.square() + self.N
         estimate = mean + power * self.T / total * (self.y_hat - self.T * mean)
-        back = self.rows.right.mT, self.columns.right.mT
-        return decay * _turned(estimate, *back), decay.square() * _powers(power * self.N / total, *back)
+        back = [basis.mT for basis in right]
+        return decay * turned(estimate, back), decay.square() * _powers(power * self.N / total, back)
 
     @property
     def _mean(self) -> Tensor:
@@ -93,8 +94,7 @@ class Observation:
 
     def blurred(self, u_0: Tensor) -> Tensor:
         """Sharp images (B, C, H, W) under the blur that was found."""
-        A, B = self.rows.matrix, self.columns.matrix
-        return self.laplacian.from_spectrum(A @ self.laplacian.to_spectrum(u_0.cpu().double()) @ B.mT)
+        return self.laplacian.from_spectrum(blurred(self.laplacian.to_spectrum(u_0.cpu().double()), self.axes))
 
     def residual(self, u_0: Tensor) -> float:
         """Root mean square difference between sharp images, blurred again, and the one seen."""
@@ -139,46 +139,51 @@ class Guided:
     def __init__(self, process: Restoring, *seen: Observation):
         """Of one image, or of one for each state, all along the same colour axes."""
         self.laplacian, self.variance, spectrum = process.laplacian, max(process.sigma, ROUNDING) ** 2, seen[0].spectrum
-        bases = [torch.stack([getattr(s, axis).right for s in seen])[:, None] for axis in ("rows", "columns")]
+        bases = [torch.stack(of_axis)[:, None] for of_axis in zip(*(rights(s.axes) for s in seen))]
         told = [torch.stack([getattr(s, name).expand(s.y_hat.shape) for s in seen]) for name in ("y_hat", "T", "N")]
         constants = process.schedule.t, spectrum.axes, spectrum.power, rotate(spectrum.mean[None], spectrum.axes)
-        self._constants = [Constant(value) for value in (*constants, *bases, *told)]
+        self._constants = [Constant(value) for value in (*constants, *told, *bases)]
 
     def __call__(self, m: Tensor, k: Tensor, j: Tensor) -> Tensor:
-        t, axes, power, mean, rows, columns, y_hat, T, N = (constant.like(m) for constant in self._constants)
+        t, axes, power, mean, y_hat, T, N, *right = (constant.like(m) for constant in self._constants)
         coarse, fine = self.laplacian.decay(t[k], m), self.laplacian.decay(t[j], m)
         deviation = (rotate(m, axes) - fine * mean) * torch.minimum(1 / fine, fine / FAINT**2)  # of u_0, if it is known
-        v = _powers(power * self.variance / (power * coarse.square() + self.variance), rows, columns)
-        pull = v * T * (y_hat - T * _turned(mean + deviation, rows, columns)) / (v * T.square() + N)
-        return m + rotate(fine * _turned(pull, rows.mT, columns.mT), axes.mT)
+        v = _powers(power * self.variance / (power * coarse.square() + self.variance), right)
+        pull = v * T * (y_hat - T * turned(mean + deviation, right)) / (v * T.square() + N)
+        return m + rotate(fine * turned(pull, [basis.mT for basis in right]), axes.mT)
 
 
-def observe(process: Restoring, image: Tensor, width: float | None = None) -> Observation:
+def observe(
+    process: Restoring, image: Tensor, width: float | None = None, domain: Domain | type[Domain] = Domain
+) -> Observation:
     """Find the blur of an image (C, H, W) in [0, 1]: its kind, its noise and, unless given, its width in pixels.
 
     It is the most likely one if the sharp image's coefficients are independent and normal with one of the spectra.
+    domain: of other data than images.
     """
     widest = process.schedule.sigma_B_max
     if width is not None and not 0 <= width <= widest:
         raise UsageError(
-            f"a blur width is from 0 to {widest:g} pixels, the widest that this model knows, not {width:g}"
+            f"a blur width is from 0 to {widest:g} {domain.unit}s, the widest that this model knows, not {width:g}"
         )
     if not bool((image.abs() <= 2).all()):  # a little beyond [0, 1] is noise
         raise UsageError("the image has values far outside of [0, 1], or that are not numbers")
     image = image.cpu().double()
-    return observation(process, image, likely(process, image, width)[0], 0.0 if width is not None else DOUBT)
+    return observation(
+        process, image, likely(process, image, width, domain.noises)[0], 0.0 if width is not None else DOUBT
+    )
 
 
 def observation(process: Restoring, image: Tensor, guess: Guess, doubt: float = 0.0) -> Observation:
     """What an image (C, H, W), float64, says if its blur is as guessed; doubt: the relative error of its width."""
     laplacian, spectrum = process.laplacian, process.spectra[guess.spectrum]
-    rows, columns = _blur(laplacian, guess)
-    y_hat = _turned(rotate(laplacian.to_spectrum(image[None]), spectrum.axes)[0], rows.left, columns.left)
-    T, off = (r.S[:, None] * c.S for r, c in ((rows, columns), _blur(laplacian, guess, doubt)))
-    power = _powers(spectrum.power, rows.right, columns.right)
+    axes, wider = (blur(laplacian, guess.kind, guess.width * (1 + more)) for more in (0.0, doubt))
+    y_hat = turned(rotate(laplacian.to_spectrum(image[None]), spectrum.axes)[0], lefts(axes))
+    T, off = strength(axes), strength(wider)
+    power = _powers(spectrum.power, rights(axes))
     N, level = guess.noise**2 + power * (off - T).square(), nearest_level(process.schedule.sigma_B, guess.width)
     found = guess.width, level, guess.kind, guess.noise
-    return Observation(laplacian, spectrum, image, *found, rows, columns, y_hat, T, N)
+    return Observation(laplacian, spectrum, image, *found, axes, y_hat, T, N)
 
 
 def within(process: Restoring, width: float) -> float:
@@ -232,7 +237,9 @@ class Guess:
     spectrum: int
 
 
-def likely(process: Restoring, image: Tensor, width: float | None = None) -> list[Guess]:
+def likely(
+    process: Restoring, image: Tensor, width: float | None = None, noises: Sequence[float] = NOISES
+) -> list[Guess]:
     """The most likely blur of each kind of an image (C, H, W), float64, the best first; of a width, if that is known.
 
     The sharp image's coefficients are taken to be independent and normal, with one of the spectra.
@@ -242,13 +249,13 @@ def likely(process: Restoring, image: Tensor, width: float | None = None) -> lis
 
     def guess(kind: str, width: float) -> Guess:
         if (kind, width) not in seen:
-            seen[kind, width] = max(_guesses(process, image_hat, kind, width))
+            seen[kind, width] = max(_guesses(process, image_hat, kind, width, noises))
         return seen[kind, width]
 
     if width is not None:
-        return sorted((guess(kind, width) for kind in KINDS), reverse=True)
-    coarse = max(_coarsely(process, image_hat, _widths(NARROWEST, widest, RATIOS[0]))).width
-    best = {kind: guess(kind, coarse) for kind in KINDS}
+        return sorted((guess(kind, width) for kind in kinds(process.laplacian)), reverse=True)
+    coarse = max(_coarsely(process, image_hat, _widths(NARROWEST, widest, RATIOS[0]), noises)).width
+    best = {kind: guess(kind, coarse) for kind in kinds(process.laplacian)}
     for ratio in RATIOS:
         least = max(best.values()).log_likelihood - HOPELESS if ratio < RATIOS[0] else -math.inf
         for kind, found in best.items():
@@ -268,27 +275,31 @@ def _climb(guess: Callable[[float], Guess], best: Guess, ratio: float, widest: f
     return best
 
 
-def _coarsely(process: Restoring, image_hat: Tensor, widths: list[float]) -> Iterator[Guess]:
+def _coarsely(process: Restoring, image_hat: Tensor, widths: list[float], noises: Sequence[float]) -> Iterator[Guess]:
     """How likely an image is with each width under the heat equation, judged by some of its coefficients."""
-    skip = max(1, math.isqrt(math.prod(image_hat.shape) // ENOUGH))
-    squares = torch.tensor(widths).double().square()[:, None, None, None]
-    T = torch.exp(squares / 2 * process.laplacian.eigenvalues[::skip, ::skip])
+    count = len(process.laplacian.grid)
+    skip = max(1, math.floor((math.prod(image_hat.shape) // ENOUGH) ** (1 / count)))
+    some: Any = (..., *[slice(None, None, skip)] * count)
+    squares = torch.tensor(widths).double().square().view(-1, 1, *[1] * count)
+    T = torch.exp(squares / 2 * process.laplacian.eigenvalues[some])
     for number, spectrum in enumerate(process.spectra):
-        y_hat, mean = (rotate(u, spectrum.axes)[..., ::skip, ::skip] for u in (image_hat, spectrum.mean[None]))
-        for noise in NOISES:
-            likely = _log_likelihood(y_hat - T * mean, T.square() * spectrum.power[..., ::skip, ::skip] + noise**2)
-            yield from (Guess(value, w, "Gaussian", noise, number) for value, w in zip(likely.tolist(), widths))
+        y_hat, mean = (rotate(u, spectrum.axes)[some] for u in (image_hat, spectrum.mean[None]))
+        for noise in noises:
+            likely = _log_likelihood(y_hat - T * mean, T.square() * spectrum.power[some] + noise**2)
+            yield from (Guess(value, w, HEAT, noise, number) for value, w in zip(likely.tolist(), widths))
 
 
-def _guesses(process: Restoring, image_hat: Tensor, kind: str, width: float) -> Iterator[Guess]:
+def _guesses(
+    process: Restoring, image_hat: Tensor, kind: str, width: float, noises: Sequence[float]
+) -> Iterator[Guess]:
     """How likely an image is with a blur, for each noise and spectrum."""
-    rows, columns = (axis_blur(kind, n, width) for n in process.laplacian.grid)
-    T, right = rows.S[:, None] * columns.S, (rows.right, columns.right)
+    axes = blur(process.laplacian, kind, width)
+    T, right = strength(axes), rights(axes)
     for number, spectrum in enumerate(process.spectra):
         y_hat, mean = (rotate(u_hat, spectrum.axes)[0] for u_hat in (image_hat, spectrum.mean[None]))
-        deviation = _turned(y_hat, rows.left, columns.left) - T * _turned(mean, *right)
-        power = T.square() * _powers(spectrum.power, *right)
-        for noise in NOISES:
+        deviation = turned(y_hat, lefts(axes)) - T * turned(mean, right)
+        power = T.square() * _powers(spectrum.power, right)
+        for noise in noises:
             yield Guess(float(_log_likelihood(deviation[None], power[None] + noise**2)), width, kind, noise, number)
 
 
@@ -297,20 +308,9 @@ def _log_likelihood(deviation: Tensor, power: Tensor) -> Tensor:
     return -(power.log() + deviation.square() / power).flatten(1).sum(1) / 2
 
 
-def _blur(laplacian: Laplacian, guess: Guess, wider: float = 0.0) -> tuple[AxisBlur, AxisBlur]:
-    """A guessed blur along both axes."""
-    rows, columns = (axis_blur(guess.kind, n, guess.width * (1 + wider)) for n in laplacian.grid)
-    return rows, columns
-
-
-def _turned(u_hat: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Coefficients (..., H, W) in other bases of both axes, given in columns."""
-    return rows.mT @ u_hat @ columns
-
-
-def _powers(power: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """What the variances of independent coefficients become there, taken to be independent again."""
-    return _turned(power, rows.square(), columns.square())
+def _powers(power: Tensor, bases: Bases) -> Tensor:
+    """What the variances of independent coefficients become in other bases, taken to be independent again."""
+    return turned(power, [basis.square() for basis in bases])
 
 
 def _widths(narrowest: float, widest: float, ratio: float) -> list[float]:

@@ -1,17 +1,30 @@
-"""One image that a person gives, in the shape that a model knows."""
+"""One image that a person gives, or one of other data, in the shape that a model knows."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 from torch import Tensor
 
 from ihdm.data.images import Files, decode, picture_shape
+from ihdm.domains import Domain
 from ihdm.errors import IhdmError, UsageError
 from ihdm.pixels import to_unit
 from ihdm.restoration import lift
 
 SMALLEST = 3  # pixels along an axis
+
+
+def read_other(path: Path, domain: Domain, resize: bool) -> Tensor:
+    """Of data that are not images, (C, *grid) in [0, 1], by the file that reads such data, if that can."""
+    if not path.is_file():
+        raise IhdmError(f"there is no file {path}")
+    reader = import_module(f"ihdm.data.{domain.kind}")
+    if not hasattr(reader, "read_one"):
+        raise UsageError(f"a {domain.noun} of one's own cannot be read yet; Model.restore takes it as a tensor")
+    found: Tensor = reader.read_one(path, domain, resize)
+    return found
 
 
 def read_one(path: Path, shape: tuple[int, ...], resize: bool) -> tuple[Tensor, float | None, int]:

@@ -50,6 +50,7 @@ def calibrate(
         raise UsageError(f"{data} has {len(images)} images held out from training; at least {LEAST} are needed")
     some = images[evenly_spaced(len(images), min(n, len(images)))]
     judge = placed(loaded, place).judge(execution(computing, place, loaded.config.shape))
-    found = judgement.calibrate(judge, some, WAYS, lambda parts: progress_bar(parts, desc="calibrating", unit="level"))
+    ways = WAYS if loaded.config.domain.kind == "images" else [judge.dissipated]
+    found = judgement.calibrate(judge, some, ways, lambda parts: progress_bar(parts, desc="calibrating", unit="level"))
     write_familiar(locate(model), found)
     print(locate(model) / FAMILIAR)

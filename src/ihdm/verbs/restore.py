@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,8 +28,13 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+    from ihdm.domains import Domain
+    from ihdm.restoration import Restored
+
 COLUMNS = 8  # of samples in a picture
 MARK = "ihdm restore"
+MADE = "Made"  # in restored.png, names and digests of what has no place for a mark of its own
+ALL = "restored.png"
 MUCH = 3  # of 255: such a difference between the image and what was made of it is more than rounding
 
 
@@ -44,25 +52,27 @@ def restore(
     sampling: Annotated[HowToSample, OmitArgPrefixes] = AS_THE_MODEL_HAS_IT,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
-    """Make sharp versions of a blurred or small image of your own.
+    """Make sharp versions of a blurred or small image, or a muffled sound, of your own.
 
     By the paper's steps, unless told otherwise. A network that knows labels is told none.
 
     Args:
         model: a model folder, a run folder, owner/name on the hub, or one that comes with ihdm (ihdm info lists them)
-        image: a blurred image of the size that the model makes, or a smaller one of the same shape
-        blur_width: standard deviation of the blur in pixels, the radius of many programs' blurs; auto: estimated
+        image: a blurred image of the size that the model makes, or a smaller one of the same shape; a sound file for a
+            model of sounds
+        blur_width: standard deviation of the blur in pixels, the radius of many programs' blurs, or in samples of a
+            sound; auto: estimated
         n: how many sharp images to make
         seed: sample i depends on the seed and i alone
-        out: a folder for input.png, restored.png (all in one picture) and each sample, 00.png and so on; those of an
-            earlier time are replaced
+        out: a folder for input.png, restored.png (all in one picture) and each sample, 00.png and so on, of sounds
+            00.wav; those of an earlier time are replaced
         consistent: let samples start from the image and no more: blurred again, they need not look like it
         invert: restore the negative of the image, such as of black ink on white for a model of white on black
-        resize: crop an image and bring it to the model's size; the blur width is then that in the model's pixels
+        resize: crop an image and bring it to the model's size, or cut and resample a sound; the blur width is then that
+            in the model's pixels or samples
     """
     width = _pixels(blur_width)
     check_count(n)
-    from ihdm import pictures
     from ihdm.engine import choose_device, keep_freed_memory, placed
     from ihdm.model import Model
 
@@ -70,7 +80,10 @@ def restore(
     place = choose_device(computing.device)
     loaded = Model.from_pretrained(model)
     loaded.restoring_process(**sampling.changes())  # refuses what cannot be
-    given, own_width = _read(image, loaded.config.shape, resize)
+    domain = loaded.config.domain
+    if invert and not domain.negatives:
+        raise UsageError(f"--invert is for images, not for {domain.noun}s")
+    given, own_width = _read(image, domain, resize)
     if own_width is not None and width is not None:
         raise UsageError("--blur-width is for images of the model's size; that of a smaller one follows from its size")
     found_by = "estimated" if width is None and own_width is None else "given" if own_width is None else "by its size"
@@ -88,57 +101,104 @@ def restore(
         execution=computed,
         **sampling.changes(),
     )
-    print(f"blur width {found.seen.width_words} pixels ({found_by}), level {found.seen.level} of {loaded.process.K}")
-    if not found.seen.level:
-        print("the image looks sharp already, and is left as it is; --blur-width says that it is not")
-    residual = 255 * found.seen.residual(found.images)
-    print(f"blurred again, the samples differ from the image by {residual:.2f}/255 (rms)")
-    if residual > MUCH:
-        print(
-            "that is much: its blur may be another, or it is no image such as the model knows; try --blur-width PIXELS"
-        )
+    _say(found, domain, found_by, loaded.process.K)
     verdict = loaded.verdict(found.seen, computed.quiet())
     print(verdict.words + ("; its negative does: try --invert" if verdict.inverted else ""))
     for path in earlier:
         path.unlink()
-    _save(pictures.plain(given), out / "input.png")
-    for i, sample in enumerate(found.images):
-        _save(pictures.plain(sample), out / f"{i:02d}.png")
+    _write(found, given, domain, out)
+    print(out / ALL)
+
+
+def _say(found: Restored, domain: Domain, found_by: str, K: int) -> None:
+    """How blurred it was, and how well what came out agrees with it."""
+    seen, noun, words = found.seen, domain.noun, domain.width_words(found.seen.width)
+    how = f"{found_by}; {words}" if words else found_by
+    print(f"blur width {seen.width_words} {domain.unit}s ({how}), level {seen.level} of {K}")
+    if not seen.level:
+        print(f"the {noun} looks sharp already, and is left as it is; --blur-width says that it is not")
+    residual = seen.residual(found.images)
+    print(f"blurred again, the samples differ from the {noun} by {domain.difference_words(residual)} (rms)")
+    if 255 * residual > MUCH:
+        print(
+            f"that is much: its blur may be another, or it is no {noun} such as the model knows; try --blur-width "
+            f"{domain.unit.upper()}S"
+        )
+
+
+def _write(found: Restored, given: Tensor, domain: Domain, out: Path) -> None:
+    """The files of each, and a picture of all."""
+    from ihdm import pictures
+
+    named = {"input": given} | {f"{i:02d}": sample for i, sample in enumerate(found.images)}
+    paths = {out / f"{name}{domain.suffix}": one for name, one in named.items()}
     parts = {"input": given[None], "samples": found.images, "mean": found.mean[None]}
-    parts |= {"spread": found.spread[None] * 2}  # of values in [0, 1] it is at most a half
-    pages = [pictures.grid(some, min(len(some), COLUMNS), caption) for caption, some in parts.items()]
-    _save(pictures.beside(*pages), out / "restored.png")
-    print(out / "restored.png")
+    images = domain.kind == "images"
+    if images:
+        parts |= {"spread": found.spread[None] * 2}  # of values in [0, 1] it is at most a half
+    for path, one in paths.items():
+        if images:
+            _save(pictures.plain(one), path)
+        else:
+            domain.write(one, path)
+    shown = {caption: domain.pictures(some) for caption, some in parts.items()}
+    pages = [pictures.grid(some, min(len(some), COLUMNS), caption) for caption, some in shown.items()]
+    unmarked = [] if images else list(paths)
+    _save(pictures.beside(*pages), out / ALL, unmarked)
 
 
 def _earlier(out: Path, image: Path) -> list[Path]:
     """What this command wrote to the folder before; refuse a folder with anything else in it, such as the image."""
     there = sorted(out.iterdir()) if out.is_dir() else []
-    if not all(map(_is_ours, there)) or image.resolve() in [path.resolve() for path in there]:
+    made = _made(out / ALL)
+    if not all(_is_ours(path, made) for path in there) or image.resolve() in [path.resolve() for path in there]:
         raise UsageError(f"--out takes a new folder, or one with earlier results alone; {out} has other files in it")
     return there
 
 
-def _save(picture: Image, path: Path) -> None:
-    """With a note that it is a result of this command, and may be replaced by another."""
+def _save(picture: Image, path: Path, others: Sequence[Path] = ()) -> None:
+    """With a note that it is a result of this command, as others are, and may be replaced by another."""
     from PIL.PngImagePlugin import PngInfo
 
     note = PngInfo()
     note.add_text("Software", MARK)
+    if others:
+        note.add_text(MADE, json.dumps({other.name: _digest(other) for other in others}))
     picture.save(path, pnginfo=note)
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether this command wrote a file: by its name, and by the note in it."""
+def _digest(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+
+
+def _is_ours(path: Path, made: dict[str, str]) -> bool:
+    """Whether this command wrote a file: by its name and the note in it, or by what was made beside restored.png."""
+    if not path.is_file():
+        return False
+    if path.name in made:
+        return _digest(path) == made[path.name]
+    return bool(re.fullmatch(r"(input|restored|\d\d+)\.png", path.name)) and _note(path).get("Software") == MARK
+
+
+def _made(path: Path) -> dict[str, str]:
+    """The names and digests of what an earlier command wrote beside a picture of its own."""
+    note = _note(path) if path.is_file() else {}
+    try:
+        made = json.loads(note.get(MADE, "{}")) if note.get("Software") == MARK else {}
+    except (ValueError, RecursionError):
+        return {}
+    return {str(name): str(digest) for name, digest in made.items()} if isinstance(made, dict) else {}
+
+
+def _note(path: Path) -> dict[str, str]:
+    """What a PNG file says of itself."""
     from PIL.Image import open as opened
 
-    if not path.is_file() or not re.fullmatch(r"(input|restored|\d\d+)\.png", path.name):
-        return False
     try:
         with opened(path, formats=["PNG"]) as picture:
-            return bool(picture.info.get("Software") == MARK)
+            return {str(name): str(value) for name, value in picture.info.items()}
     except (OSError, SyntaxError, ValueError):  # as Pillow has it, of damaged files
-        return False
+        return {}
 
 
 def _pixels(word: str) -> float | None:
@@ -150,14 +210,17 @@ def _pixels(word: str) -> float | None:
     except ValueError:
         width = math.nan
     if not 0 <= width < math.inf:
-        raise UsageError(f"--blur-width takes auto or a number of pixels, not {word}")
+        raise UsageError(f"--blur-width takes auto or a number of pixels or samples, not {word}")
     return width
 
 
-def _read(path: Path, shape: tuple[int, ...], resize: bool) -> tuple[Tensor, float | None]:
+def _read(path: Path, domain: Domain, resize: bool) -> tuple[Tensor, float | None]:
     """The image in the model's shape, in [0, 1], and its blur width if that follows from its size."""
-    from ihdm.data.single import read_one
+    from ihdm.data.single import read_one, read_other
 
+    shape = domain.shape
+    if domain.kind != "images":
+        return read_other(path, domain, resize), None
     image, width, channels = read_one(path, shape, resize)
     if channels != shape[0]:
         kinds = {1: "grey", 3: "colour", 4: "colour with alpha"}
