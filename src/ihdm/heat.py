@@ -60,9 +60,14 @@ class GridLaplacian(Laplacian):
         """F(t) u = V exp(t eigenvalues) V^T u (Eq. 2).
 
         exp separates over the axes, so each is blurred by itself; axes of the same length share their operator.
+        A single axis has too few rows for a matrix to pay off.
         """
         times = checked_times(u, t)
-        operators = {n: axis.operator(_columns(times)) for n, axis in zip(self.grid, self._axes)}
+        columns, alone = _columns(times), len(self.grid) == 1
+        operators = {
+            n: _by_coefficients(axis, columns) if alone else axis.operator(columns)
+            for n, axis in zip(self.grid, self._axes)
+        }
         return _in_turns(operators, checked_data(u, self.grid), times).to(u.dtype)
 
 
@@ -123,12 +128,17 @@ class _FourierAxis:
 
     def operator(self, t: Tensor) -> Operator:
         """The blur of durations t, (B, L), along the last axis, which becomes the first."""
+        return _by_coefficients(self, t)
 
-        def dissipate(u: Tensor) -> Tensor:
-            decay = torch.exp(_broadcast(t, u) * self.eigenvalues.like(u))
-            return self.from_spectrum(self.to_spectrum(u, -1, self.n) * decay, -1).movedim(-1, 2)
 
-        return dissipate
+def _by_coefficients(axis: _MatrixAxis | _FourierAxis, t: Tensor) -> Operator:
+    """The same by way of the coefficients, without a matrix for each time."""
+
+    def dissipate(u: Tensor) -> Tensor:
+        decay = torch.exp(_broadcast(t, u) * axis.eigenvalues.like(u))
+        return axis.from_spectrum(axis.to_spectrum(u, -1, u.shape[-1]) * decay, -1).movedim(-1, 2)
+
+    return dissipate
 
 
 class GaussianFilter:
