@@ -11,7 +11,7 @@ import torch
 from ihdm.errors import UsageError
 from ihdm.heat import GaussianFilter, GridLaplacian
 from ihdm.processes import IdentitySkip, InverseHeat, LinearPredictor, LinearSkip, Spectrum
-from ihdm.processes.inverse_heat import HeatSampling
+from ihdm.processes.inverse_heat import HeatSampling, HeatSettings
 from ihdm.sampler import sample
 from ihdm.schedule import Schedule
 
@@ -236,3 +236,25 @@ def test_spectrum_measures_mean_axes_and_power():
 def test_linear_skip_needs_noise():
     with pytest.raises(ValueError, match="identity"):
         LinearPredictor(GridLaplacian(GRID), Schedule(8, 4.0), 0.0, gaussian_spectrum(2))
+
+
+def test_levels_that_count_alike_are_measured_by_linear_prediction(generator):
+    """Of normal data a network that says nothing leaves just what linear prediction leaves: 1, at every level."""
+    laplacian, schedule = GridLaplacian((40,)), Schedule(12, 20.0)
+    power = (0.01 / (0.05 - laplacian.eigenvalues)).expand(1, 40)
+    spectrum = Spectrum(laplacian.to_spectrum(torch.full((1, 1, 40), 0.5).double())[0], torch.eye(1).double(), power)
+    skip = LinearSkip(LinearPredictor(laplacian, schedule, 0.05, spectrum))
+    paper = InverseHeat(laplacian, schedule, 0.05, skip, spectra=(spectrum,))
+    u_0 = laplacian.from_spectrum(spectrum.mean + power.sqrt() * torch.randn(600, 1, 40, generator=generator).double())
+    eps = torch.randn(u_0.shape, generator=generator).double()
+    levels = [torch.full((600,), k) for k in range(1, 13)]
+    even = torch.stack([replace(paper, even=True).loss(Spy(), u_0, k, eps).mean() for k in levels])
+    torch.testing.assert_close(even, torch.ones(12).double(), atol=0.1, rtol=0)
+    plain = torch.stack([paper.loss(Spy(), u_0, k, eps).mean() for k in levels])
+    assert float(plain.max() / plain.min()) > 5
+    for k in levels[::4]:
+        seen = Spy()
+        LinearSkip(skip.predictor, scaled=True)(seen, paper.noised(u_0, k, eps), k)
+        assert abs(float(seen.u.mean())) < 0.1 and float(seen.u.square().mean()) == pytest.approx(1, abs=0.1)
+    with pytest.raises(UsageError, match=r"set process\.skip=linear"):
+        HeatSettings(units="level")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import struct
 import sys
 import wave
@@ -353,7 +354,6 @@ TINY = [
     *("data.size=auto", "data.rate=auto", "data.channels=auto", "process.K=10", "network.multipliers=1,2"),
     *(
         "network.attention=1",
-        "network.pyramid=none",
         "trainer.batch_size=8",
         "trainer.decay=0",
         "trainer.warmup=2",
@@ -390,7 +390,7 @@ def test_a_model_of_sounds_is_trained_goes_on_and_is_sampled(run, tmp_path, caps
     said = capsys.readouterr().out
     assert "256 samples at 2,000 Hz, mono" in said and "samples, sigma 0.004" in said
     main(["info", "drums"])
-    assert "4,096 samples at 8,000 Hz, mono" in capsys.readouterr().out
+    assert "2,048 samples at 8,000 Hz, mono" in capsys.readouterr().out
 
 
 def test_an_uninterrupted_run_is_the_same(run, hits, tmp_path):
@@ -448,6 +448,21 @@ def test_sounds_that_the_model_cannot_restore_are_refused(run, hits, tmp_path, c
         words = ["--resize", "--blur-width", "1", "--n", "1", "--out", str(tmp_path / name)]
         main(["restore", str(run), str(tmp_path / f"{name}.wav"), *words])
         assert decoded((tmp_path / name / "00.wav").read_bytes()).samples.shape == (1, LENGTH)
+
+
+def test_a_model_of_sounds_is_calibrated_and_says_what_it_does_not_know(run, tmp_path, capsys):
+    many = torch.stack([hit(60 + i) if i % 2 else hit(400 + i) for i in range(48)])
+    np.savez(tmp_path / "many.npz", train=many[:2].numpy(), test=many.numpy())
+    shutil.copytree(run / "model", tmp_path / "model")
+    data = ["--data", str(tmp_path / "many.npz"), "--resize", "--n", "40"]
+    main(["calibrate", str(tmp_path / "model"), *data])
+    noise = torch.rand(1, LENGTH, generator=torch.Generator().manual_seed(0)) - 0.5
+    save(noise, tmp_path / "noise.wav")
+    capsys.readouterr()
+    out = ["--out", str(tmp_path / "out"), "--n", "1", "--blur-width", "1"]
+    main(["restore", str(tmp_path / "model"), str(tmp_path / "noise.wav"), *out])
+    said = capsys.readouterr().out
+    assert "does not look like what the model knows: less than 1% of the sounds" in said and "negative" not in said
 
 
 # Restoring on any domain

@@ -52,6 +52,9 @@ class HeatSettings(BlurWidths):
     skip: Literal["identity", "linear"] = setting(
         "identity", "what the network's output is added to: the image, as in the paper, or its best linear prediction"
     )
+    units: Literal["data", "level"] = setting(
+        "data", "of states that the network sees and errors that count: the data's, or what is usual at each level"
+    )
     blur: Literal["heat", "gaussian"] = setting(
         "heat", "the heat equation, or a Gaussian filter that sees black outside"
     )
@@ -64,6 +67,8 @@ class HeatSettings(BlurWidths):
             raise UsageError(
                 "process.skip=linear knows the heat equation only; with process.blur=gaussian, set it to identity"
             )
+        if self.units == "level" and self.skip != "linear":
+            raise UsageError("process.units=level are those of linear prediction: set process.skip=linear")
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ class InverseHeat(Diagonal):
     spectra: the data's, as measured, or several guesses of it, of which exact steps take the first.
     filter: blurs instead of the heat equation, if given (App. C.6).
     hold: corrects predictions, such as by an image that is to be restored.
+    even: whether all levels count alike in training, however little is left to predict at some (process.units=level).
     """
 
     laplacian: Laplacian
@@ -98,6 +104,7 @@ class InverseHeat(Diagonal):
     spectra: tuple[Spectrum, ...] = ()
     filter: GaussianFilter | None = None
     hold: Hold | None = None
+    even: bool = False
     _t: Constant = field(init=False, repr=False)
 
     Settings = HeatSettings
@@ -183,10 +190,11 @@ class InverseHeat(Diagonal):
     ) -> InverseHeat:
         schedule = settings.schedule(laplacian)
         skip: Skip = IdentitySkip()
+        even = settings.units == "level"
         if settings.skip == "linear" and spectrum is not None:
-            skip = LinearSkip(LinearPredictor(laplacian, schedule, settings.sigma, spectrum))
+            skip = LinearSkip(LinearPredictor(laplacian, schedule, settings.sigma, spectrum), even)
         spectra = () if prior.blur is not None else (spectrum,) if spectrum else tuple(guesses(prior))
-        return cls(laplacian, schedule, settings.sigma, skip, sampling, prior, spectra, prior.blur)
+        return cls(laplacian, schedule, settings.sigma, skip, sampling, prior, spectra, prior.blur, even=even)
 
     def state(self) -> dict[str, Tensor]:
         measured = self.spectra[0].state() if len(self.spectra) == 1 else {}
@@ -208,8 +216,14 @@ class InverseHeat(Diagonal):
         return self.skip(network, coarse + self.sigma * eps, k) - fine
 
     def loss(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
-        """|| mu(F(t_k) u_0 + sigma eps, k) - F(t_{k-1}) u_0 ||^2, summed over pixels, for each sample (Eq. 9-10)."""
-        return self.errors(network, u_0, k, eps).square().flatten(1).sum(1)
+        """|| mu(F(t_k) u_0 + sigma eps, k) - F(t_{k-1}) u_0 ||^2, summed over pixels, for each sample (Eq. 9-10).
+
+        If levels count alike: the mean over pixels, in units of that of linear prediction.
+        """
+        errors = self.errors(network, u_0, k, eps)
+        if self.even and self._predictor is not None:
+            return (errors / self._predictor.rms_error(k, errors)).square().flatten(1).mean(1)
+        return errors.square().flatten(1).sum(1)
 
     def surprise(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
         """sum (1 - a^2) |e_hat|^2 / (2 sigma^2), a = alpha_k / alpha_{k-1}: the exact bound's term of level k."""

@@ -30,6 +30,7 @@ class LinearPredictor:
         self._mean, self._axes, self._power = map(Constant, (spectrum.mean, spectrum.axes, spectrum.power))
         rms = [self._rms_error(*pair) for pair in zip(schedule.t[:-1], schedule.t[1:])]
         self._c = Constant(torch.tensor([0.0, *rms], dtype=torch.float64))
+        self._spread = Constant(torch.tensor([self._rms_state(t) for t in schedule.t], dtype=torch.float64))
 
     def deviation(self, u_hat_k: Tensor, k: Tensor) -> Tensor:
         """How far coefficients are from the mean of their level, along the colour axes."""
@@ -61,6 +62,16 @@ class LinearPredictor:
     def rms_error(self, k: Tensor, like: Tensor) -> Tensor:
         """c_k, the root mean square error of predicting level k - 1, to go with `like`."""
         return rows(self._c.like(like)[k].clamp_min(TINY), like)
+
+    def scaled(self, u_k: Tensor, k: Tensor) -> Tensor:
+        """How far states are from the mean of their level, in units of what they usually are."""
+        u_hat = self.laplacian.to_spectrum(u_k) - self.decay(k, u_k) * self._mean.like(u_k)
+        return self.laplacian.from_spectrum(u_hat) / rows(self._spread.like(u_k)[k], u_k)
+
+    def _rms_state(self, t: Tensor) -> float:
+        """The root mean square of P E^2 + sigma^2."""
+        decay = torch.exp(t * self.laplacian.eigenvalues)
+        return float((self.spectrum.power * decay.square() + self.sigma**2).mean().sqrt())
 
     def _rms_error(self, t_fine: Tensor, t_coarse: Tensor) -> float:
         fine, coarse = (torch.exp(t * self.laplacian.eigenvalues) for t in (t_fine, t_coarse))

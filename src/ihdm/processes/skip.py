@@ -26,12 +26,17 @@ class IdentitySkip:
 
 @dataclass(frozen=True)
 class LinearSkip:
-    """mu = the best linear prediction of level k - 1 + its rms error c_k x f(u_k, k)."""
+    """mu = the best linear prediction of level k - 1 + its rms error c_k x f(u_k, k).
+
+    scaled: f sees how far u_k is from its mean, in units of what is usual at level k, instead of u_k itself.
+    """
 
     predictor: LinearPredictor
+    scaled: bool = False
 
     def __call__(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
-        return self.predict(u_k, k) + self.predictor.rms_error(k, u_k) * network(u_k, k.expand(u_k.shape[0]))
+        shown = self.predictor.scaled(u_k, k) if self.scaled else u_k
+        return self.predict(u_k, k) + self.predictor.rms_error(k, u_k) * network(shown, k.expand(u_k.shape[0]))
 
     def predict(self, u_k: Tensor, k: Tensor) -> Tensor:
         """The linear prediction of level k - 1."""
