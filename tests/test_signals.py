@@ -368,7 +368,7 @@ TINY = [
 def run(hits, tmp_path_factory) -> Path:
     """A run of a tiny preset that was stopped and went on."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    words = ["train", "drums", "--data", str(hits), "--run", str(folder), "--set", *TINY]
+    words = ["train", "drums-heat", "--data", str(hits), "--run", str(folder), "--set", *TINY]
     main([*words, "trainer.steps=3"])
     main([*words, "trainer.steps=6"])
     return folder
@@ -394,9 +394,21 @@ def test_a_model_of_sounds_is_trained_goes_on_and_is_sampled(run, tmp_path, caps
 
 
 def test_an_uninterrupted_run_is_the_same(run, hits, tmp_path):
-    main(["train", "drums", "--data", str(hits), "--run", str(tmp_path / "run"), "--set", *TINY, "trainer.steps=6"])
+    main(
+        ["train", "drums-heat", "--data", str(hits), "--run", str(tmp_path / "run"), "--set", *TINY, "trainer.steps=6"]
+    )
     one, two = (Model.from_pretrained(folder).network.state_dict() for folder in (run, tmp_path / "run"))
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_the_preset_for_sampling_is_trained_and_cannot_restore(hits, tmp_path, capsys):
+    folder = tmp_path / "run"
+    main(["train", "drums", "--data", str(hits), "--run", str(folder), "--set", *TINY, "trainer.steps=2"])
+    main(["sample", str(folder), "--n", "2", "--out", str(tmp_path / "out")])
+    assert len(list((tmp_path / "out").iterdir())) == 2
+    with pytest.raises(SystemExit):
+        main(["restore", str(folder), str(hits / "low" / "0.wav"), "--out", str(tmp_path / "restored")])
+    assert "blurring diffusion cannot restore" in capsys.readouterr().err
 
 
 def test_a_muffled_sound_is_restored_by_a_command(run, hits, tmp_path, capsys):

@@ -52,7 +52,7 @@ def restore(
     sampling: Annotated[HowToSample, OmitArgPrefixes] = AS_THE_MODEL_HAS_IT,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
-    """Make sharp versions of a blurred or small image, or a muffled sound, of your own.
+    """Make sharp versions of your own blurred image or muffled sound.
 
     By the paper's steps, unless told otherwise. A network that knows labels is told none.
 
