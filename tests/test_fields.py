@@ -18,6 +18,7 @@ from ihdm import graph
 from ihdm.cli import main
 from ihdm.config import Config, DataConfig
 from ihdm.data import data_domain, load_images
+from ihdm.data.graphs import read_one
 from ihdm.domains import GraphDomain, ImageDomain
 from ihdm.domains.drawing import COLOURS, SIZE, colours
 from ihdm.errors import IhdmError, UsageError
@@ -388,6 +389,25 @@ def test_train_resume_sample_and_info(saved, tmp_path, capsys, monkeypatch):
         torch.from_numpy(written),
         read_config(folder).domain.values(Model.from_pretrained("run").sample(3, labels="1")).float(),
     )
+    typed("restore", "run", "fields/000000.npy", "--blur-width", "2", "--n", "2", "--out", "r")
+    names = sorted(path.name for path in Path("r").iterdir())
+    assert names == ["00.npy", "01.npy", "input.npy", "restored.png"]
+    np.testing.assert_allclose(np.load("r/input.npy"), written[0], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros((2, 60)), "2 channels on 60 nodes, and the model's have 1 on 60"),
+        (np.zeros(59), "1 channels on 59 nodes"),
+        (np.zeros((1, 1, 60)), "holds no single field"),
+        (np.full(60, np.nan), "expected numbers"),
+    ],
+)
+def test_one_field_that_does_not_fit_is_refused(array, message, tmp_path):
+    np.save(tmp_path / "field.npy", array)
+    with pytest.raises(IhdmError, match=message):
+        read_one(tmp_path / "field.npy", mesh_domain(), resize=False)
 
 
 @pytest.mark.parametrize(

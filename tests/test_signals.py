@@ -163,7 +163,7 @@ def test_other_files_through_soundfile(format, subtype, tmp_path):
 def test_without_soundfile_one_is_told_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
     (tmp_path / "x.flac").write_bytes(b"fLaC")
-    with pytest.raises(UsageError, match=r"x\.flac: to read it takes soundfile: pip install 'ihdm\[sound\]'"):
+    with pytest.raises(UsageError, match=r"x\.flac: to read it needs soundfile: pip install 'ihdm\[sound\]'"):
         loaded(tmp_path)
 
 

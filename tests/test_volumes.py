@@ -311,6 +311,9 @@ def test_a_preset_of_volumes_trains_goes_on_samples_and_is_described(trained, cu
     assert "6x5x7 in one channel, values from -3 to 5" in capsys.readouterr().out
     samples = load_images(config(tmp_path / "out", range=(-3.0, 5.0), holdout=0.0), held_out_most=None)
     torch.testing.assert_close(samples.train, expected, atol=1e-5, rtol=0)  # what was written can be read
+    given, sharp = str(tmp_path / "out" / "000000.npy"), tmp_path / "sharp"
+    main(["restore", str(trained), given, "--blur-width", "1", "--n", "2", "--out", str(sharp), "--device", "cpu"])
+    assert sorted(path.name for path in sharp.iterdir()) == ["00.npy", "01.npy", "input.npy", "restored.png"]
 
 
 def test_a_models_card_and_its_picture_on_the_hub_are_of_volumes(trained, monkeypatch):

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ihdm.errors import UsageError
+from ihdm.extras import needs
 from ihdm.heat import GridLaplacian
 
 SUFFIXES = {".wav", ".flac", ".aif", ".aiff", ".ogg"}
-INSTALL = "pip install 'ihdm[sound]'"
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _by_soundfile(content: bytes) -> tuple[Any, int]:
     try:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: its library is missing
-        raise UsageError(f"to read it takes soundfile: {INSTALL}") from error
+        raise UsageError(needs("to read it", "sound", "soundfile")) from error
     try:
         samples, rate = soundfile.read(BytesIO(content), dtype="float64", always_2d=True)
     except Exception as error:  # of damaged files it raises many kinds

@@ -40,6 +40,18 @@ def load(config: DataConfig, held_out_most: int | None) -> ImageSet:
     return ImageSet(set_name(config.source), *fields, labels=labels, own_domain=found, **told)
 
 
+def read_one(path: Path, domain: GraphDomain, resize: bool) -> Tensor:
+    """A field (C, n), in the units of the data, that a person gives in an npy file; in [0, 1], or a little beyond."""
+    array, (channels, nodes) = numpy_file(path), domain.shape
+    if isinstance(array, dict) or array.ndim not in (1, 2):
+        raise UsageError(f"{path} holds no single field: an array (n,), or (C, n) with channels, in an npy file")
+    values = _checked(array[None], str(path))
+    if values.shape[1:] != domain.shape:
+        there = f"{values.shape[1]} channels on {values.shape[2]:,} nodes"
+        raise UsageError(f"{path} is a field of {there}, and the model's have {channels} on {nodes:,}")
+    return domain.scaled(torch.from_numpy(values))[0].float()
+
+
 def _read(config: DataConfig) -> tuple[GraphDomain, dict[str, Pictures]]:
     """All that a file has, checked."""
     for name, usual in (("memory", "auto"), ("on_error", "stop")):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ihdm.config import DataConfig
-from ihdm.data import ImageSet, evenly_spaced, given, split_off, set_name
+from ihdm.data import ImageSet, evenly_spaced, given, set_name, split_off
 from ihdm.data.audio import SUFFIXES, Sound, decoded, in_unit
 from ihdm.data.images import Files, Pictures, Stack, Subset, Unreadable, ZipMembers, warn_of
 from ihdm.data.labels import numbered

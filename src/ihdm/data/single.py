@@ -17,13 +17,10 @@ SMALLEST = 3  # pixels along an axis
 
 
 def read_other(path: Path, domain: Domain, resize: bool) -> Tensor:
-    """Of data that are not images, (C, *grid) in [0, 1], by the file that reads such data, if that can."""
+    """Of data that are not images, (C, *grid) in [0, 1], by the file that reads such data."""
     if not path.is_file():
         raise IhdmError(f"there is no file {path}")
-    reader = import_module(f"ihdm.data.{domain.kind}")
-    if not hasattr(reader, "read_one"):
-        raise UsageError(f"a {domain.noun} of one's own cannot be read yet; Model.restore takes it as a tensor")
-    found: Tensor = reader.read_one(path, domain, resize)
+    found: Tensor = import_module(f"ihdm.data.{domain.kind}").read_one(path, domain, resize)
     return found
 
 
