@@ -16,11 +16,9 @@ import pytest
 import torch
 from PIL import Image
 
-from ihdm.basis import Laplacian
 from ihdm.blurs import KINDS, kinds
 from ihdm.cli import main
 from ihdm.config import Config, DataConfig
-from ihdm.constant import Constant
 from ihdm.data import ImageSet, data_domain, load_images
 from ihdm.data.audio import Sound, decoded
 from ihdm.data.signals import inside
@@ -28,6 +26,7 @@ from ihdm.domains import KINDS as DOMAINS
 from ihdm.domains import SignalDomain
 from ihdm.domains.signals import LOWEST_HEARD
 from ihdm.errors import IhdmError, UsageError
+from ihdm.graph import GraphLaplacian
 from ihdm.heat import GridLaplacian
 from ihdm.model import Model
 from ihdm.pixels import ROUNDING
@@ -480,27 +479,12 @@ def test_a_model_of_sounds_is_calibrated_and_says_what_it_does_not_know(run, tmp
 # Restoring on any domain
 
 
-class Nodes(Laplacian):
-    """A Laplacian that is no grid's: any eigenvectors."""
-
-    peak = 1.0
-
-    def __init__(self, n: int):
-        self.grid = (n,)
-        self._eigenvalues = Constant(-torch.linspace(0, 4, n))
-        self.V = torch.linalg.qr(torch.randn(n, n, generator=torch.Generator().manual_seed(1)).double())[0]
-
-    def to_spectrum(self, u, lowest=None):
-        return u @ self.V.to(u)
-
-    def from_spectrum(self, u_hat):
-        return u_hat @ self.V.mT.to(u_hat)
-
-    def dissipate(self, u, t):
-        return self.from_spectrum(torch.exp(t * self.eigenvalues) * self.to_spectrum(u))
+TREE = [(node, node // 2) for node in range(1, 80)]
 
 
-@pytest.mark.parametrize("laplacian", [GridLaplacian((96,)), GridLaplacian((4, 6, 5)), Nodes(80)], ids=str)
+@pytest.mark.parametrize(
+    "laplacian", [GridLaplacian((96,)), GridLaplacian((4, 6, 5)), GraphLaplacian(80, TREE)], ids=str
+)
 def test_a_blur_is_undone_on_any_domain_as_well_as_it_can_be(laplacian, generator):
     """The linear estimate has the error that it says, and samples that are blurred again are what was seen."""
     grid, schedule, noise = laplacian.grid, Schedule(20, 8.0), ROUNDING

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ihdm.basis import Laplacian, Times, checked_data, checked_times
@@ -30,7 +31,7 @@ class GridLaplacian(Laplacian):
 
     def __init__(self, grid: Sequence[int]):
         self.grid = _checked_grid(grid)
-        self._axes = [_MatrixAxis(n) if n <= LONGEST_MATRIX_AXIS else _FourierAxis(n) for n in self.grid]
+        self._axes = [_axis(n) for n in self.grid]
         self._dims = range(-len(self.grid), 0)
         self._eigenvalues = Constant(_outer_sum([axis.eigenvalues.value for axis in self._axes]))
         self.peak = 2.0 ** len(self.grid)
@@ -131,6 +132,10 @@ class _FourierAxis:
         return _by_coefficients(self, t)
 
 
+def _axis(n: int) -> _MatrixAxis | _FourierAxis:
+    return _MatrixAxis(n) if n <= LONGEST_MATRIX_AXIS else _FourierAxis(n)
+
+
 def _by_coefficients(axis: _MatrixAxis | _FourierAxis, t: Tensor) -> Operator:
     """The same by way of the coefficients, without a matrix for each time."""
 
@@ -200,8 +205,13 @@ def smaller(grid: Sequence[int], halvings: int) -> tuple[int, ...]:
 def resized(u: Tensor, grid: Sequence[int]) -> Tensor:
     """Data (B, C, *axes) on another grid, by the lowest coefficients of both; grey stays the same grey."""
     for dim, (n, count) in enumerate(zip(u.shape[2:], grid), start=2):
-        if n != count:
+        if n == count:
+            continue
+        if max(n, count) <= LONGEST_MATRIX_AXIS:
             u = along(math.sqrt(count / n) * between_axes(n, count).like(u), u, dim)
+        else:
+            kept = _axis(n).to_spectrum(u, dim, min(n, count)).movedim(dim, -1) * math.sqrt(count / n)
+            u = _axis(count).from_spectrum(F.pad(kept, (0, max(0, count - n))).movedim(-1, dim), dim)
     return u
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ihdm.errors import UsageError
 from ihdm.extras import needs
-from ihdm.heat import GridLaplacian
+from ihdm.heat import resized
 
 SUFFIXES = {".wav", ".flac", ".aif", ".aiff", ".ogg"}
 
@@ -40,10 +40,7 @@ class Sound:
         common = math.gcd(rate, self.rate)
         length = self.samples.shape[-1]
         held = F.pad(self.samples[None], (0, -length % (self.rate // common)), mode="replicate")
-        before, after = held.shape[-1], held.shape[-1] * rate // self.rate
-        kept = min(before, after)
-        u_hat = GridLaplacian((before,)).to_spectrum(held, (kept,)) * math.sqrt(after / before)
-        resampled = GridLaplacian((after,)).from_spectrum(F.pad(u_hat, (0, after - kept)))[0]
+        resampled = resized(held, (held.shape[-1] * rate // self.rate,))[0]
         return Sound(resampled[:, : -(-length * rate // self.rate)], rate)
 
 
