@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import wave
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ def test_the_readmes_commands_and_python_run(tmp_path, monkeypatch):
             pixels = rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / name / f"{i}.png")
     Image.fromarray(rng.integers(0, 256, (28, 28), dtype=np.uint8)).save(tmp_path / "blurred.png")
+    sounds_and_winds(tmp_path, rng)
     for words in commands():
         if words[0] == "app":
             continue  # it runs until it is stopped: tests/test_browser.py
@@ -48,6 +50,18 @@ def test_the_readmes_commands_and_python_run(tmp_path, monkeypatch):
         main(words)
     for code in blocks("python"):
         exec(compile(code, str(README), "exec"), {})
+
+
+def sounds_and_winds(folder: Path, rng: np.random.Generator) -> None:
+    """Two drum hits of each kind, and fields on the nodes of a ring, with labels."""
+    for kind in ("kick", "snare"):
+        (folder / "hits" / kind).mkdir(parents=True)
+        for i in range(4):
+            with wave.open(str(folder / "hits" / kind / f"{i}.wav"), "wb") as file:
+                file.setparams((1, 2, 8000, 0, "NONE", ""))
+                file.writeframes(rng.integers(-(2**15), 2**15, 2000, dtype=np.int16).tobytes())
+    edges = np.stack([np.arange(12), np.arange(1, 13) % 12], 1)
+    np.savez(folder / "globe.npz", train=rng.random((8, 12)), edges=edges, train_labels=np.arange(8) % 2)
 
 
 def test_every_file_that_the_readme_points_to_is_there():
