@@ -21,7 +21,8 @@ def test_bash_completes(capsys, tmp_path):
     main([COMPLETION, "bash"])
     (tmp_path / "ihdm.bash").write_text(capsys.readouterr().out)
     code = 'source ihdm.bash; COMP_WORDS=(ihdm "$@"); COMP_CWORD=$#; _ihdm; echo "${COMPREPLY[@]}"'
-    for words, completed in {("sam",): "sample", ("evaluate", "--me"): "--metrics", ("sample", "runs/"): ""}.items():
+    expected = {("sam",): "sample", ("evaluate", "--me"): "--metrics", ("sample", "--lab"): "--label"}
+    for words, completed in (expected | {("sample", "runs/"): ""}).items():
         done = subprocess.run(["bash", "-c", code, "bash", *words], cwd=tmp_path, capture_output=True, text=True)
         assert done.stdout.strip() == completed, done.stderr
 

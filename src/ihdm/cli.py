@@ -107,7 +107,9 @@ def _completion(shell: str) -> str:
         raise UsageError(f"{COMPLETION} takes the name of a shell, {' or '.join(FILES_TOO)}")
     with contextlib.redirect_stdout(io.StringIO()) as script, contextlib.suppress(SystemExit):
         tyro.extras.subcommand_cli_from_dict(VERBS, prog="ihdm", args=[COMPLETION, shell], config=AS_TYPED)
-    return script.getvalue().replace(*FILES_TOO[shell])
+    lines = script.getvalue().replace(*FILES_TOO[shell]).splitlines()
+    # In tyro's table of options, help of several lines would be taken for several completions.
+    return "\n".join(line.replace("\\n", " ") if line.startswith("COMPLETION_SPEC") else line for line in lines)
 
 
 def _overview() -> str:
