@@ -15,8 +15,12 @@ at_length = pytest.mark.skipif(not AT_LENGTH, reason="make faults tries it")
 KINDS = ("passed", "failed", "error", "skipped")
 
 
+SLOWEST = ("test_studies.py", "test_browser.py", "test_cli.py")  # files that come first, so that none ends last
+
+
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     """Let each report know what its test tries: the words of @pytest.mark.accident(fault, what was done)."""
+    items.sort(key=lambda item: item.path.name not in SLOWEST)
     for item in items:
         if mark := item.get_closest_marker("accident"):
             item.user_properties.append(("accident", tuple(mark.args)))

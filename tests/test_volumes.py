@@ -336,6 +336,7 @@ def test_a_models_card_and_its_picture_on_the_hub_are_of_volumes(trained, monkey
     assert {"config.json", "model.safetensors", "prior.safetensors", "samples.png", "README.md"} == set(sent)
 
 
+@pytest.mark.exports
 def test_torch_takes_volumes_and_what_shows_images_does_not(tmp_path, capsys):
     settings = ["network.multipliers=1", "network.attention=none"]
     tiny = load_config("orbitals", [*TINY, *settings, "process.skip=identity"])
