@@ -16,8 +16,8 @@ demo: .venv/core ## train on the embedded digits and make pictures, about two mi
 test: lint ## format, types, tests
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-faults: .venv/dev ## try accidents at length, some minutes, and print a table of what came of each
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= IHDM_FUZZ=1000 $(BIN)/python -m pytest -m accident
+faults: .venv/dev ## try accidents at length and run slow tests, some minutes; a table of what came of each accident
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= IHDM_FUZZ=1000 $(BIN)/python -m pytest -m 'accident or slow'
 
 docs: .venv/docs ## the documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build # not --quiet, which would let warnings pass
@@ -31,7 +31,7 @@ dist: .venv/dev ## the package as a wheel and a source archive in dist/, tried i
 exports: .venv/dev ## try every exported format, with packages that `make test` does without; needs npm for the browser's
 	$(PIP) --editable '.[onnx,diffusers]'
 	npm install --no-save --no-audit --no-fund onnxruntime-web@1.30.0
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not faults' tests/test_export*.py tests/test_volumes.py tests/test_fields.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not faults and not slow' tests/test_export*.py tests/test_volumes.py tests/test_fields.py
 
 lint: .venv/dev
 	$(BIN)/ruff check

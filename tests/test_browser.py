@@ -243,6 +243,7 @@ def test_how_to_sample_can_be_chosen(page):
     playwright.expect(page.locator(".words:visible").first).to_contain_text("Step 60 of 60: sharp", **SLOW)
 
 
+@pytest.mark.slow
 def test_diffusion_has_the_tabs_that_it_can_fill(browser, tmp_path):
     folder = saved(tmp_path / "noise", "process.kind=ddpm", "sampling.steps=9")
     with served(folder) as address, visitor(browser, address) as page:
@@ -396,6 +397,7 @@ def test_restore(page, tmp_path):
     nothing_shown(page, "summary", "versions")
 
 
+@pytest.mark.slow
 def test_restoring_goes_between_the_papers_steps_and_the_models_own(browser, tmp_path):
     folder = saved(tmp_path / "exact", "process.skip=linear", "sampling.sampler=exact", "sampling.steps=9")
     with served(folder) as address, visitor(browser, address) as page:

@@ -506,8 +506,8 @@ def by_two(words, monkeypatch, spoken=None):
     "words",
     [
         ["likelihood", "model", "--data", "images.npz", "--levels", "4"],
-        ["likelihood", "model", "--data", "images.npz", "--n", "1"],
-        ["evaluate", "model", "--data", "images.npz", "--n", "13", "--allow-few"],
+        pytest.param(["likelihood", "model", "--data", "images.npz", "--n", "1"], marks=pytest.mark.slow),
+        pytest.param(["evaluate", "model", "--data", "images.npz", "--n", "13", "--allow-few"], marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_give_the_result_of_one(files, words, monkeypatch):

@@ -29,6 +29,7 @@ from ihdm.studies.power_spectrum import _slope
 from ihdm.studies.relatives import _timed
 from ihdm.studies.verdict import Verdict
 
+SLOW, FAR = pytest.mark.slow, ("sequence", "interpolation")
 TINY = ["trainer.steps=8", "trainer.checkpoint_every=4", "process.K=8", "network.channels=8", "trainer.batch_size=8"]
 
 
@@ -70,7 +71,7 @@ def of_volumes(tmp_path_factory):
     return folder, ["--quick", "--preset", "orbitals", "--out", str(folder), "--device", "cpu", *words]
 
 
-@pytest.mark.parametrize("name", ANY_DATA)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW if name in FAR else ()) for name in ANY_DATA])
 def test_studies_of_any_data_are_of_volumes_too(name, of_volumes):
     folder, words = of_volumes
     main(["study", name, *words])
@@ -143,6 +144,7 @@ def test_a_study_that_only_evaluates_trains_its_model_in_an_empty_folder(tmp_pat
     assert len(list(tmp_path.glob("models/*/model"))) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_runs_however_the_model_is_sampled(name, folder, capsys):
     trained = sorted(folder.glob("models/*"))

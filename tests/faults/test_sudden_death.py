@@ -127,7 +127,7 @@ def test_a_run_on_a_stream_that_was_killed(archives, tmp_path):
     ("number", "step"),
     [
         pytest.param(signal.SIGINT, 0, marks=at_length),
-        (signal.SIGINT, 5),
+        pytest.param(signal.SIGINT, 5, marks=at_length),
         pytest.param(signal.SIGTERM, 5, marks=at_length),
     ],
 )
