@@ -307,6 +307,7 @@ def test_cancel_stops_the_work_and_lets_the_next_begin(page):
     nothing_shown(page, "generated")
 
 
+@pytest.mark.slow
 def test_two_visitors_do_not_disturb_each_other(page, browser, address):
     other = browser.new_page()
     other.goto(address)

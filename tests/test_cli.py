@@ -520,6 +520,7 @@ def test_info_of_a_preset_and_of_a_model(model, capsys):
     assert "4x4 from level" in text and "(network.pyramid)" in text
 
 
+@pytest.mark.slow
 def test_demo_makes_its_pictures_and_trains_only_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("ihdm.demo.LONGER", {"mnist-ready": 4, "cifar10-ready": 2})
     main(["demo", *QUICK])

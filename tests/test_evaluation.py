@@ -518,6 +518,7 @@ def test_two_processes_give_the_result_of_one(files, words, monkeypatch):
     _assert_close(*(json.loads((files / f"{count}.json").read_text()) for count in ("one", "two")))
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_images_of_one(files, monkeypatch):
     main(["sample", "model", "--n", "7", "--out", "one", "--grid", "one.png"])
     by_two(["sample", "model", "--n", "7", "--out", "two", "--grid", "two.png"], monkeypatch)

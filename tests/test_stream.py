@@ -139,6 +139,7 @@ def test_lanes():
     assert lanes(128, 32, 100) == 32
 
 
+@pytest.mark.slow
 def test_reading_processes_give_what_threads_give(uneven):
     alone = taken(uneven, range(12))
     assert taken(uneven, range(12), workers=3) == alone  # as two, which is how lanes can be shared
