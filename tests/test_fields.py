@@ -317,6 +317,16 @@ def test_an_untrained_network_answers_nothing_and_knows_labels_and_places():
         assert torch.allclose(turned, network(wave, torch.tensor([2])), atol=1e-5) == alike
 
 
+def test_parts_that_are_not_connected_have_no_one_colour_to_start_from():
+    domain = GraphDomain((1, 4), edges=torch.tensor([[0, 1], [2, 3]]))
+    config = Config().with_settings(["process.kind=cold", "network.kind=graph"])
+    with pytest.raises(UsageError, match="in 2 parts"):
+        Model.from_images(ModelConfig.of(config, domain), torch.rand(6, 1, 4))
+    config = Config().with_settings(["network.kind=graph", "network.channels=8", "process.K=4"])
+    sampled = Model.from_images(ModelConfig.of(config, domain), torch.rand(6, 1, 4)).sample(2)
+    assert sampled.shape == (2, 1, 4)
+
+
 def test_networks_are_refused_where_they_do_not_belong():
     config = Config().with_settings(["network.kind=graph"])
     with pytest.raises(UsageError, match="for graphs, not for images"):

@@ -248,13 +248,14 @@ def test_levels_that_count_alike_are_measured_by_linear_prediction(generator):
     u_0 = laplacian.from_spectrum(spectrum.mean + power.sqrt() * torch.randn(600, 1, 40, generator=generator).double())
     eps = torch.randn(u_0.shape, generator=generator).double()
     levels = [torch.full((600,), k) for k in range(1, 13)]
-    even = torch.stack([replace(paper, even=True).loss(Spy(), u_0, k, eps).mean() for k in levels])
+    scaled = replace(paper, skip=LinearSkip(skip.predictor, scaled=True))
+    even = torch.stack([scaled.loss(Spy(), u_0, k, eps).mean() for k in levels])
     torch.testing.assert_close(even, torch.ones(12).double(), atol=0.1, rtol=0)
     plain = torch.stack([paper.loss(Spy(), u_0, k, eps).mean() for k in levels])
     assert float(plain.max() / plain.min()) > 5
     for k in levels[::4]:
         seen = Spy()
-        LinearSkip(skip.predictor, scaled=True)(seen, paper.noised(u_0, k, eps), k)
+        scaled.skip(seen, paper.noised(u_0, k, eps), k)
         assert abs(float(seen.u.mean())) < 0.1 and float(seen.u.square().mean()) == pytest.approx(1, abs=0.1)
     with pytest.raises(UsageError, match=r"set process\.skip=linear"):
         HeatSettings(units="level")

@@ -100,18 +100,10 @@ def _waveforms(x: Tensor) -> Tensor:
     """From the least to the largest value of each column's samples, over all channels, dark on white."""
     columns = (torch.arange(WIDTH + 1) * x.shape[-1]).div(WIDTH, rounding_mode="floor").tolist()
     spans = [x[..., first : max(last, first + 1)] for first, last in zip(columns, columns[1:])]
-    low, high = (torch.stack([edge(span.flatten(1)) for span in spans], 1)[:, None] for edge in (_least, _largest))
+    low, high = (torch.stack([edge(s, (1, 2)) for s in spans], 1)[:, None] for edge in (torch.amin, torch.amax))
     edges = torch.linspace(1, -1, WAVE_HEIGHT + 1).double()[:, None]  # of the rows, from the top
     drawn = (high >= edges[1:]) & (low <= edges[:-1])
     return (1 - 0.8 * drawn.double())[:, None].expand(-1, 3, -1, -1)
-
-
-def _least(values: Tensor) -> Tensor:
-    return values.amin(1)
-
-
-def _largest(values: Tensor) -> Tensor:
-    return values.amax(1)
 
 
 def _spectrograms(x: Tensor) -> Tensor:

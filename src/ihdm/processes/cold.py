@@ -20,6 +20,7 @@ from torch import Tensor
 from ihdm.basis import Laplacian
 from ihdm.constant import Constant
 from ihdm.domains import Domain
+from ihdm.errors import UsageError
 from ihdm.noise import InterpolatedNoise, SeededNoise
 from ihdm.processes.process import Batches, Network, Process, Steps, fitting
 from ihdm.processes.widths import BlurWidths
@@ -63,6 +64,11 @@ class Cold(Process):
     def __init__(
         self, settings: ColdSettings, sampling: ColdSampling, laplacian: Laplacian, mean: Tensor, covariance: Tensor
     ):
+        parts = int((laplacian.eigenvalues == 0).sum())
+        if parts > 1:
+            raise UsageError(
+                f"cold diffusion starts from one colour, and the graph is in {parts} parts, each with its own"
+            )
         self.K, self.sampling, self.laplacian = settings.K, sampling, laplacian
         self.schedule = settings.schedule(laplacian)
         alpha = torch.exp(self.schedule.t.view(-1, *[1] * len(laplacian.grid)) * laplacian.eigenvalues)
@@ -118,7 +124,7 @@ class Cold(Process):
     @classmethod
     def summary(cls, settings: ColdSettings, sampling: ColdSampling, domain: Domain) -> str:
         schedule = settings.schedule(domain.laplacian)
-        widths = f"sigma_B {schedule.sigma_B_min:g} to {schedule.sigma_B_max:g} pixels, then blank"
+        widths = f"sigma_B {schedule.sigma_B_min:g} to {schedule.sigma_B_max:g} {domain.unit}s, then blank"
         return f"{cls.title}, K = {settings.K}, {widths}"
 
     def facts(self) -> dict[str, str]:

@@ -113,8 +113,8 @@ class GrowingHeat(NoisePredicting):
         schedule = settings.schedule(domain.laplacian)
         noise = settings.noise(schedule)
         return (
-            f"{cls.title}, K = {settings.K}, sigma_B {schedule.sigma_B_min:g} to {schedule.sigma_B_max:g} pixels, "
-            f"sigma {float(noise[1]):g} to {float(noise[-1]):.3g}, {settings.skip} skip"
+            f"{cls.title}, K = {settings.K}, sigma_B {schedule.sigma_B_min:g} to {schedule.sigma_B_max:g} "
+            f"{domain.unit}s, sigma {float(noise[1]):g} to {float(noise[-1]):.3g}, {settings.skip} skip"
         )
 
     def facts(self) -> dict[str, str]:

@@ -92,7 +92,6 @@ class InverseHeat(Diagonal):
     spectra: the data's, as measured, or several guesses of it, of which exact steps take the first.
     filter: blurs instead of the heat equation, if given (App. C.6).
     hold: corrects predictions, such as by an image that is to be restored.
-    even: whether all levels count alike in training, however little is left to predict at some (process.units=level).
     """
 
     laplacian: Laplacian
@@ -104,7 +103,6 @@ class InverseHeat(Diagonal):
     spectra: tuple[Spectrum, ...] = ()
     filter: GaussianFilter | None = None
     hold: Hold | None = None
-    even: bool = False
     _t: Constant = field(init=False, repr=False)
 
     Settings = HeatSettings
@@ -190,11 +188,10 @@ class InverseHeat(Diagonal):
     ) -> InverseHeat:
         schedule = settings.schedule(laplacian)
         skip: Skip = IdentitySkip()
-        even = settings.units == "level"
         if settings.skip == "linear" and spectrum is not None:
-            skip = LinearSkip(LinearPredictor(laplacian, schedule, settings.sigma, spectrum), even)
+            skip = LinearSkip(LinearPredictor(laplacian, schedule, settings.sigma, spectrum), settings.units == "level")
         spectra = () if prior.blur is not None else (spectrum,) if spectrum else tuple(guesses(prior))
-        return cls(laplacian, schedule, settings.sigma, skip, sampling, prior, spectra, prior.blur, even=even)
+        return cls(laplacian, schedule, settings.sigma, skip, sampling, prior, spectra, prior.blur)
 
     def state(self) -> dict[str, Tensor]:
         measured = self.spectra[0].state() if len(self.spectra) == 1 else {}
@@ -218,12 +215,9 @@ class InverseHeat(Diagonal):
     def loss(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
         """|| mu(F(t_k) u_0 + sigma eps, k) - F(t_{k-1}) u_0 ||^2, summed over pixels, for each sample (Eq. 9-10).
 
-        If levels count alike: the mean over pixels, in units of that of linear prediction.
+        With process.units=level, in other units (`LinearSkip`).
         """
-        errors = self.errors(network, u_0, k, eps)
-        if self.even and self._predictor is not None:
-            return (errors / self._predictor.rms_error(k, errors)).square().flatten(1).mean(1)
-        return errors.square().flatten(1).sum(1)
+        return self.skip.counted(self.errors(network, u_0, k, eps), k)
 
     def surprise(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
         """sum (1 - a^2) |e_hat|^2 / (2 sigma^2), a = alpha_k / alpha_{k-1}: the exact bound's term of level k."""

@@ -12,9 +12,13 @@ from ihdm.processes.process import Network
 
 
 class Skip(Protocol):
-    """mu(u_k, k) from a network."""
+    """mu(u_k, k) from a network, and what its errors count in training."""
 
     def __call__(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor: ...
+
+    def counted(self, errors: Tensor, k: Tensor) -> Tensor:
+        """Those of each sample, (B,)."""
+        ...
 
 
 class IdentitySkip:
@@ -23,12 +27,16 @@ class IdentitySkip:
     def __call__(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
         return u_k + network(u_k, k.expand(u_k.shape[0]))
 
+    def counted(self, errors: Tensor, k: Tensor) -> Tensor:
+        return squares(errors)
+
 
 @dataclass(frozen=True)
 class LinearSkip:
     """mu = the best linear prediction of level k - 1 + its rms error c_k x f(u_k, k).
 
-    scaled: f sees how far u_k is from its mean, in units of what is usual at level k, instead of u_k itself.
+    scaled: f sees how far u_k is from its mean, in units of what is usual at level k, instead of u_k itself; and errors
+    are counted in units of c_k, as the mean over pixels, so that all levels count alike.
     """
 
     predictor: LinearPredictor
@@ -38,8 +46,18 @@ class LinearSkip:
         shown = self.predictor.scaled(u_k, k) if self.scaled else u_k
         return self.predict(u_k, k) + self.predictor.rms_error(k, u_k) * network(shown, k.expand(u_k.shape[0]))
 
+    def counted(self, errors: Tensor, k: Tensor) -> Tensor:
+        if not self.scaled:
+            return squares(errors)
+        return squares(errors / self.predictor.rms_error(k, errors)) / errors[0].numel()
+
     def predict(self, u_k: Tensor, k: Tensor) -> Tensor:
         """The linear prediction of level k - 1."""
         predictor, basis = self.predictor, self.predictor.laplacian
         deviation = predictor.predict(predictor.deviation(basis.to_spectrum(u_k), k), k, k - 1)
         return basis.from_spectrum(predictor.coefficients(deviation, k - 1))
+
+
+def squares(errors: Tensor) -> Tensor:
+    """Summed over pixels, for each sample."""
+    return errors.square().flatten(1).sum(1)
