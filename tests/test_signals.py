@@ -101,7 +101,14 @@ def test_a_blur_halves_the_power_where_it_says():
     j = round(2 * n * frequency / 8000)
     left = GridLaplacian((n,)).decay(torch.tensor([width**2 / 2]), torch.zeros(1).double())[0, 0, j]
     assert float(left) ** 2 == pytest.approx(0.5, abs=0.005)
+    assert domain.width_label(width).endswith(f"{frequency} Hz") and domain.width_label(0.0).endswith("sharp")
+    assert domain.width_label(200.0).endswith("\n5.3 Hz") and "halves the power" in domain.width_label_words
     assert [domain.difference_words(rms) for rms in (0.5, 0.0)] == ["0 dB of full scale", "-101 dB of full scale"]
+
+
+def test_frequencies_are_in_hertz():
+    frequency = SignalDomain((1, 4096), 8000).frequencies((-GridLaplacian((4096,)).eigenvalues).sqrt())
+    torch.testing.assert_close(frequency, 8000 * torch.arange(4096).double() / (2 * 4096))
 
 
 @pytest.mark.parametrize("j", [0, 3, 700])

@@ -30,6 +30,7 @@ ArrayLike = Any  # numbers in an array, a tensor or lists
 DENSE_MOST = 4096  # nodes of which all eigenvectors are computed, unless fewer are asked for
 USUAL_MODES = 512  # of larger graphs
 LARGEST = 1e100  # sum of the weights at a node, which has to be squared
+ROUND = 1e-3  # by what share the radii of a sphere may differ
 SQUARES, STRIPS = 4, 6  # float64 matrices n x n, and n x modes, that are in memory at the same time
 
 
@@ -226,6 +227,16 @@ def cotangents(positions: Array, faces: Array) -> tuple[Array, Array]:
 def mean_area(positions: Array, faces: Array) -> float:
     """Of the nodes of a mesh, each of which has a third of its triangles."""
     return float(_areas(positions, faces).sum()) / len(positions)
+
+
+def sphere_radius(positions: Array, faces: Array) -> float | None:
+    """Of a mesh whose nodes are all as far from one point, and which is closed; None of others."""
+    if len(faces) != 2 * (len(positions) - 2):  # Euler's formula, with three edges for two faces
+        return None
+    columns = np.concatenate([2 * positions, np.ones((len(positions), 1))], 1)
+    centre = np.linalg.lstsq(columns, np.square(positions).sum(1), rcond=None)[0][:3]  # |p|^2 = 2 p c + r^2 - |c|^2
+    distance = np.linalg.norm(positions - centre, axis=1)
+    return float(distance.mean()) if np.ptp(distance) < ROUND * distance.mean() else None
 
 
 def nearest(points: ArrayLike, neighbours: int) -> Array:

@@ -74,6 +74,24 @@ class Domain(ABC):
         """What a blur of a width, in units, means for such data, if there is more to say."""
         return ""
 
+    def width_label(self, width: float) -> str:
+        """A blur of a width, in units, in few words, above a column of pictures."""
+        return f"$\\sigma_B$ = {width:.2g}"
+
+    @property
+    def width_label_words(self) -> str:
+        """What those say."""
+        return f"the width of the blur in {self.unit}s"
+
+    @property
+    def frequency_words(self) -> str:
+        """What `frequencies` are in, on an axis."""
+        return f"frequency, radians / {self.unit}"
+
+    def frequencies(self, radians: Tensor) -> Tensor:
+        """Frequencies of the Laplacian, sqrt(-eigenvalue) in radians per unit, as such data have them."""
+        return radians
+
     def difference_words(self, rms: float) -> str:
         """A root mean square difference between two of them."""
         return f"{255 * rms:.2f}/255"

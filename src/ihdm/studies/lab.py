@@ -99,12 +99,16 @@ def digest(tree: Any) -> str:
 
 @dataclass(frozen=True)
 class Findings:
-    """numbers: for JSON. look_for, paper, found: what the picture shows, what the paper says, what came out."""
+    """numbers: for JSON. look_for, paper, found: what the picture shows, what the paper says, what came out.
+
+    claim: of such data, if it is another than the study's own.
+    """
 
     numbers: dict[str, Any]
     look_for: str
     paper: str
     found: str
+    claim: str | None = None
 
 
 @dataclass(frozen=True)
