@@ -430,6 +430,9 @@ def test_a_muffled_sound_is_restored_by_a_command(run, hits, tmp_path, capsys):
     again = DOMAIN.laplacian.dissipate(versions, 2.0**2 / 2)
     assert float((again - (2 * u - 1)).square().mean().sqrt()) < 10 ** (-50 / 20)
     assert Image.open(out / "restored.png").size[0] > 5 * 128
+    assert "rough guess" not in said
+    main([*words[:3], "--n", "1", "--out", str(tmp_path / "guessed")])
+    assert "that is a rough guess" in (said := capsys.readouterr().out) and "give --blur-width SAMPLES" in said
     main(words)  # replaces what it made itself
     (out / "00.wav").write_bytes(muffled.read_bytes())  # and nothing that was changed since
     with pytest.raises(SystemExit):
@@ -442,6 +445,9 @@ def test_the_width_of_a_muffled_sound_is_estimated(run):
     u = DOMAIN.laplacian.dissipate((hit(70) + 1)[None] / 2, 4.0**2 / 2)[0].float()
     seen = model.settled(u)
     assert seen.kind == "Gaussian" and 1 < seen.width < 16 and seen.width_words
+    low, high = (width / seen.width for width in seen.interval)
+    assert low == pytest.approx(math.exp(-0.25)) and high == pytest.approx(math.exp(0.25))
+    assert model.settled(u, seen.width).interval is None
     assert model.verdict(seen).words.startswith("whether the model knows such sounds is not known")
 
 

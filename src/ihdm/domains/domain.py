@@ -35,6 +35,7 @@ class Domain(ABC):
     unit: ClassVar[str] = "pixel"  # of lengths, such as the width of a blur
     noises: ClassVar[tuple[float, ...]] = NOISES  # one may have besides its blur
     negatives: ClassVar[bool] = False  # whether the negative of one may be taken for one
+    width_error: ClassVar[float] = 0.25  # relative, that most estimated blur widths are within (docs/domains.md)
 
     shape: Shape
 
