@@ -21,6 +21,7 @@ from ihdm.basis import Laplacian
 from ihdm.config import KIND, KINDS, Config, differences, load_config
 from ihdm.data import Images, ImageSet, data_domain, evenly_spaced, load_images
 from ihdm.data.sources import absolute
+from ihdm.disk import expanded
 from ihdm.domains import domain_kind
 from ihdm.engine import choose_device, choose_precision, placed
 from ihdm.errors import UsageError
@@ -44,6 +45,7 @@ PAPER_WORDS = ("sampling.sampler=paper", "sampling.steps=auto")  # the same, of 
 SAMPLING = "sampling."  # settings that a given model has to follow too
 ANY_DATA = ("sequence", "power-spectrum", "interpolation", "network-bias")  # studies of any data, not of images alone
 NOT_TRAINED = ("engine.", "sampling.", "data.source")  # what makes no other weights; images have a fingerprint
+SETTINGS = "config.toml"  # in a run folder
 BATCH = 512
 GROUPS = 8  # of samples, one of which is left out at a time
 
@@ -95,6 +97,12 @@ def _check(thing: Any, needed: Sequence[str], title: str) -> None:
 def digest(tree: Any) -> str:
     """A short name for plain values."""
     return hashlib.blake2b(json.dumps(tree).encode(), digest_size=6).hexdigest()
+
+
+def own_settings(model: str | None) -> str | None:
+    """The file of settings that a model was trained with, if it is in a run folder."""
+    folders = () if model is None else (expanded(model), expanded(model).parent)
+    return next((str(folder / SETTINGS) for folder in folders if (folder / SETTINGS).is_file()), None)
 
 
 @dataclass(frozen=True)
@@ -314,7 +322,7 @@ class Lab:
             words += ["--model", subject]
         if self.data is not None:
             words += ["--data", self.images.name]
-        if self.model_name is None or self.preset not in USUAL:
+        if self.preset != own_settings(self.model_name) and (self.model_name is None or self.preset not in USUAL):
             words += ["--preset", self.preset]
         for setting in self.settings:
             words += ["--set", setting]
