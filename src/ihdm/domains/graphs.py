@@ -102,9 +102,9 @@ class GraphDomain(Domain):
     def laplacian(self) -> GraphLaplacian:
         with torch.device("cpu"):
             if self.positions is None or self.faces is None:
-                return GraphLaplacian(self.shape[1], self.edges, self.weights)
+                return GraphLaplacian(self.shape[1], self.edges, self.weights, kept=True)
             spacing = math.sqrt(mean_area(self.positions.numpy(), self.faces.numpy()))
-            return GraphLaplacian.from_mesh(self.positions / spacing, self.faces)
+            return GraphLaplacian.from_mesh(self.positions / spacing, self.faces, kept=True)
 
     @cached_property
     def parts(self) -> int:
