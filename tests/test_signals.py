@@ -319,6 +319,13 @@ def test_what_is_no_set_of_sounds_is_refused(case, tmp_path):
         loaded(prepare(tmp_path), **settings)
 
 
+def test_what_cannot_be_read_is_said_without_the_words_of_a_library(tmp_path):
+    pytest.importorskip("soundfile")
+    (tmp_path / "x.wav").write_bytes(b"nothing of a sound")
+    with pytest.raises(IhdmError, match=r"x\.wav .* read \(Format not recognised\); --set data\.on_error=skip goes on"):
+        loaded(tmp_path, size=(9,), channels=1, rate=9)
+
+
 def test_samples_that_are_not_numbers_are_refused(tmp_path):
     pytest.importorskip("soundfile")
     not_numbers(tmp_path / "x.wav")

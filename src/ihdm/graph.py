@@ -308,5 +308,5 @@ def _check_memory(n: int, modes: int, dense: bool) -> None:
     if needed > there:
         raise UsageError(
             f"the {modes:,} lowest eigenvectors of {n:,} nodes take {size_words(needed)} of memory, and this machine "
-            f"has {size_words(there)}; take fewer nodes" + ", or fewer eigenvectors (modes)" * (modes > 1)
+            f"has {size_words(there)}; take fewer nodes" + ", or, in Python, fewer eigenvectors (modes)" * (modes > 1)
         )
