@@ -62,6 +62,8 @@ def test_a_run_folder_says_how_what_it_is_compared_with_is_trained(folder, tmp_p
         lab = Lab(tmp_path, str(own_settings(str(model))), model_name=str(model), device_name="cpu")
         assert lab.config.trainer.steps == 8 and lab.config.process.K == 8 and lab.images.name == "digits"
         assert lab.command("sequence", "own") == "ihdm study sequence --model own"
+    lab = Lab(folder, settings=tuple(TINY), quick=True, device_name="cpu")
+    assert own_settings(str(lab.run(*lab.diffusion))) is None  # the baseline says nothing of what it is compared with
     assert own_settings("mnist-ready") is None and own_settings(None) is None
 
 
