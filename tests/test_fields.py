@@ -272,6 +272,22 @@ def test_the_globes_data_are_those_of_the_map_at_the_places_of_nodes():
     np.testing.assert_allclose(found, nodes.T, atol=0.002)
 
 
+def test_frequencies_are_degrees_on_a_sphere_and_radians_elsewhere():
+    nodes, faces = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "globe_data.py"))["sphere"](300)
+    globe = GraphDomain((1, 300), positions=7 * nodes + [1, 2, 3], faces=faces)
+    frequency = (-globe.laplacian.eigenvalues[:16]).sqrt()
+    degrees = [degree for degree in range(4) for _ in range(2 * degree + 1)]
+    torch.testing.assert_close(globe.frequencies(frequency), torch.tensor(degrees).double(), atol=0.05, rtol=0.02)
+    assert globe.frequency_words == "degree l"
+    others = (
+        GraphDomain((1, 300), positions=nodes * [1, 1, 1.1], faces=faces),
+        GraphDomain((1, 300), positions=nodes, faces=faces[1:]),
+        GraphDomain((1, 3), edges=[(0, 1), (1, 2)], positions=np.eye(3)),
+    )
+    for domain in others:
+        assert domain.frequencies(frequency).equal(frequency) and domain.frequency_words.endswith("radians / node")
+
+
 # The network
 
 

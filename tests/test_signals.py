@@ -101,7 +101,14 @@ def test_a_blur_halves_the_power_where_it_says():
     j = round(2 * n * frequency / 8000)
     left = GridLaplacian((n,)).decay(torch.tensor([width**2 / 2]), torch.zeros(1).double())[0, 0, j]
     assert float(left) ** 2 == pytest.approx(0.5, abs=0.005)
+    assert domain.width_label(width).endswith(f"{frequency} Hz") and domain.width_label(0.0).endswith("sharp")
+    assert domain.width_label(200.0).endswith("\n5.3 Hz") and "halves the power" in domain.width_label_words
     assert [domain.difference_words(rms) for rms in (0.5, 0.0)] == ["0 dB of full scale", "-101 dB of full scale"]
+
+
+def test_frequencies_are_in_hertz():
+    frequency = SignalDomain((1, 4096), 8000).frequencies((-GridLaplacian((4096,)).eigenvalues).sqrt())
+    torch.testing.assert_close(frequency, 8000 * torch.arange(4096).double() / (2 * 4096))
 
 
 @pytest.mark.parametrize("j", [0, 3, 700])
@@ -312,6 +319,13 @@ def test_what_is_no_set_of_sounds_is_refused(case, tmp_path):
         loaded(prepare(tmp_path), **settings)
 
 
+def test_what_cannot_be_read_is_said_without_the_words_of_a_library(tmp_path):
+    pytest.importorskip("soundfile")
+    (tmp_path / "x.wav").write_bytes(b"nothing of a sound")
+    with pytest.raises(IhdmError, match=r"x\.wav .* read \(Format not recognised\); --set data\.on_error=skip goes on"):
+        loaded(tmp_path, size=(9,), channels=1, rate=9)
+
+
 def test_samples_that_are_not_numbers_are_refused(tmp_path):
     pytest.importorskip("soundfile")
     not_numbers(tmp_path / "x.wav")
@@ -423,6 +437,9 @@ def test_a_muffled_sound_is_restored_by_a_command(run, hits, tmp_path, capsys):
     again = DOMAIN.laplacian.dissipate(versions, 2.0**2 / 2)
     assert float((again - (2 * u - 1)).square().mean().sqrt()) < 10 ** (-50 / 20)
     assert Image.open(out / "restored.png").size[0] > 5 * 128
+    assert "rough guess" not in said
+    main([*words[:3], "--n", "1", "--out", str(tmp_path / "guessed")])
+    assert "that is a rough guess" in (said := capsys.readouterr().out) and "give --blur-width SAMPLES" in said
     main(words)  # replaces what it made itself
     (out / "00.wav").write_bytes(muffled.read_bytes())  # and nothing that was changed since
     with pytest.raises(SystemExit):
@@ -435,6 +452,9 @@ def test_the_width_of_a_muffled_sound_is_estimated(run):
     u = DOMAIN.laplacian.dissipate((hit(70) + 1)[None] / 2, 4.0**2 / 2)[0].float()
     seen = model.settled(u)
     assert seen.kind == "Gaussian" and 1 < seen.width < 16 and seen.width_words
+    low, high = (width / seen.width for width in seen.interval)
+    assert low == pytest.approx(math.exp(-0.25)) and high == pytest.approx(math.exp(0.25))
+    assert model.settled(u, seen.width).interval is None
     assert model.verdict(seen).words.startswith("whether the model knows such sounds is not known")
 
 

@@ -24,7 +24,7 @@ from ihdm.studies import STUDIES
 from ihdm.studies.colour_and_shape import _explained
 from ihdm.studies.input_gradients import _within
 from ihdm.studies.interpolation import _roughness
-from ihdm.studies.lab import ANY_DATA, PAPER_WORDS, Lab
+from ihdm.studies.lab import ANY_DATA, PAPER_WORDS, Lab, own_settings
 from ihdm.studies.power_spectrum import _slope
 from ihdm.studies.relatives import _timed
 from ihdm.studies.verdict import Verdict
@@ -53,6 +53,18 @@ def test_every_study_makes_a_picture_numbers_and_words(name, folder, capsys):
     assert f"**Claim:** {tree['claim']}\n" in text and f"**Verdict:** {tree['verdict']}\n" in text
     assert all(word in text for word in ("**Look for:**", "**The paper:**", "**Here:**", f"({name}.png)"))
     assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_folder_says_how_what_it_is_compared_with_is_trained(folder, tmp_path):
+    """Its own images and settings are taken, unless others are named."""
+    run = Lab(folder, settings=tuple(TINY), quick=True, device_name="cpu").run()
+    for model in (run, run / "model"):
+        lab = Lab(tmp_path, str(own_settings(str(model))), model_name=str(model), device_name="cpu")
+        assert lab.config.trainer.steps == 8 and lab.config.process.K == 8 and lab.images.name == "digits"
+        assert lab.command("sequence", "own") == "ihdm study sequence --model own"
+    lab = Lab(folder, settings=tuple(TINY), quick=True, device_name="cpu")
+    assert own_settings(str(lab.run(*lab.diffusion))) is None  # the baseline says nothing of what it is compared with
+    assert own_settings("mnist-ready") is None and own_settings(None) is None
 
 
 def test_a_given_model_is_studied(folder, tmp_path, capsys):
@@ -84,7 +96,8 @@ def test_studies_of_images_refuse_other_data_before_any_work(of_volumes, tmp_pat
     folder, words = of_volumes
     main(["study", "sequence", *words])
     (model,) = (path for path in folder.glob("models/*/model") if "heat" in (path / "config.json").read_text())
-    given = ["--quick", "--model", str(model), "--out", str(tmp_path)]
+    shutil.copytree(model, tmp_path / "alone")  # without its run, which would name its data
+    given = ["--quick", "--model", str(tmp_path / "alone"), "--out", str(tmp_path)]
     monkeypatch.setattr("ihdm.studies.lab.load_images", lambda *_, **__: pytest.fail("work began"))
     for name in set(STUDIES) - set(ANY_DATA):
         for some in (words, given):

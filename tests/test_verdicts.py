@@ -151,6 +151,7 @@ CASES = [
     ("blur-operators", operators(8.0, 0.1, 10), operators(8.0, 0.1, 0.9), operators(8.0, 0.1, 2.5)),
     ("power-spectrum", spectrum(2.1, 0.1), spectrum(2.8, 0.1), spectrum(2.4, 1.0)),
     ("power-spectrum", spectrum(1.8), spectrum(1.0), spectrum(2.0, count=3)),
+    ("power-spectrum", *(some | {"of": "signals"} for some in (spectrum(0.4), spectrum(-0.4), spectrum(0.1, 1.0)))),
     ("neighbours", {"closer": 0.0}, {"closer": 1.0}, {"closer": None}),
     ("neighbours", {"closer": 0.01}, {"closer": 0.2}, {"closer": 0.05}),
     (

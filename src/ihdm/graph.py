@@ -20,6 +20,7 @@ from ihdm.disk import size_words
 from ihdm.eigenvectors import Matrix, lowest
 from ihdm.errors import UsageError
 from ihdm.host import host_bytes
+from ihdm.remembered import remembered
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,6 +31,7 @@ ArrayLike = Any  # numbers in an array, a tensor or lists
 DENSE_MOST = 4096  # nodes of which all eigenvectors are computed, unless fewer are asked for
 USUAL_MODES = 512  # of larger graphs
 LARGEST = 1e100  # sum of the weights at a node, which has to be squared
+ROUND = 1e-3  # by what share the radii of a sphere may differ
 SQUARES, STRIPS = 4, 6  # float64 matrices n x n, and n x modes, that are in memory at the same time
 
 
@@ -40,6 +42,7 @@ class GraphLaplacian(Laplacian):
     normalised: D^-1/2 (W - D) D^-1/2 instead, whose eigenvalues are between -2 and 0 and whose blank state is not
     constant, but proportional to the roots of D.
     modes: how many of the lowest eigenvectors to compute, by default all of up to 4,096 nodes and 512 of more.
+    kept: whether those of large graphs are kept in the cache folder, and found there the next time.
 
     Every part that is not connected to others has a blank state of its own, and a first eigenvalue of exactly 0.
 
@@ -56,11 +59,12 @@ class GraphLaplacian(Laplacian):
         weights: ArrayLike | None = None,
         normalised: bool = False,
         modes: int | None = None,
+        kept: bool = False,
     ):
-        self._set_up(n, *checked_edges(n, edges, weights), normalised, modes)
+        self._set_up(n, *checked_edges(n, edges, weights), normalised, modes, kept)
 
     @classmethod
-    def from_mesh(cls, positions: ArrayLike, faces: ArrayLike, modes: int | None = None) -> Self:
+    def from_mesh(cls, positions: ArrayLike, faces: ArrayLike, modes: int | None = None, kept: bool = False) -> Self:
         """The Laplacian of a surface of triangles, by cotangents, over the mean area of a node.
 
         positions: (n, 3); faces: (F, 3), the nodes of each triangle. Units are those of the positions. Dividing by one
@@ -70,10 +74,10 @@ class GraphLaplacian(Laplacian):
         positions, faces = checked_mesh(positions, faces)
         edges, weights = cotangents(positions, faces)
         laplacian = cls.__new__(cls)
-        laplacian._set_up(len(positions), edges, weights / mean_area(positions, faces), False, modes)
+        laplacian._set_up(len(positions), edges, weights / mean_area(positions, faces), False, modes, kept)
         return laplacian
 
-    def _set_up(self, n: int, edges: Array, weights: Array, normalised: bool, modes: int | None) -> None:
+    def _set_up(self, n: int, edges: Array, weights: Array, normalised: bool, modes: int | None, kept: bool) -> None:
         if modes is not None and modes < 1:
             raise UsageError(f"modes must be at least 1, not {modes}")
         modes = min(modes or (n if n <= DENSE_MOST else USUAL_MODES), n)
@@ -84,7 +88,7 @@ class GraphLaplacian(Laplacian):
         if not (matrix.diagonal < LARGEST).all():
             raise UsageError("weights, or the angles and areas of a mesh, are too large to compute with")
         self.parts = int(matrix.parts.max()) + 1
-        values, vectors = lowest(matrix, modes, dense)
+        values, vectors = (remembered if kept else lowest)(matrix, modes, dense)
         self.modes = len(values)
         rest = (matrix.diagonal.sum() - values.sum()) / max(n - self.modes, 1)
         rates = np.append(values, np.full(n - self.modes, rest))
@@ -228,6 +232,16 @@ def mean_area(positions: Array, faces: Array) -> float:
     return float(_areas(positions, faces).sum()) / len(positions)
 
 
+def sphere_radius(positions: Array, faces: Array) -> float | None:
+    """Of a mesh whose nodes are all as far from one point, and which is closed; None of others."""
+    if len(faces) != 2 * (len(positions) - 2):  # Euler's formula, with three edges for two faces
+        return None
+    columns = np.concatenate([2 * positions, np.ones((len(positions), 1))], 1)
+    centre = np.linalg.lstsq(columns, np.square(positions).sum(1), rcond=None)[0][:3]  # |p|^2 = 2 p c + r^2 - |c|^2
+    distance = np.linalg.norm(positions - centre, axis=1)
+    return float(distance.mean()) if np.ptp(distance) < ROUND * distance.mean() else None
+
+
 def nearest(points: ArrayLike, neighbours: int) -> Array:
     """Edges (E, 2) between points (n, d) and so many of the nearest to each, for `GraphLaplacian`."""
     places = torch.as_tensor(np.asarray(points, np.float64), device="cpu")
@@ -294,5 +308,5 @@ def _check_memory(n: int, modes: int, dense: bool) -> None:
     if needed > there:
         raise UsageError(
             f"the {modes:,} lowest eigenvectors of {n:,} nodes take {size_words(needed)} of memory, and this machine "
-            f"has {size_words(there)}; take fewer nodes" + ", or fewer eigenvectors (modes)" * (modes > 1)
+            f"has {size_words(there)}; take fewer nodes" + ", or, in Python, fewer eigenvectors (modes)" * (modes > 1)
         )

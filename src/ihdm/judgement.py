@@ -114,6 +114,7 @@ class Judge:
             at += step
             if abs(step) < 2 * NEARER:
                 break
+        half = max(half, self.domain.width_error)
         low, width, high = (within(self.blurs, guess.width * math.exp(at + side)) for side in (-half, 0.0, half))
         return replace(observation(self.blurs, image, replace(guess, width=width)), interval=(low, high))
 

@@ -138,7 +138,9 @@ class Model(nn.Module):
         numbers = torch.arange(first, first + size, device=self.device)
         noise = SeededNoise(seed, numbers * 0 if same_noise else numbers, self.config.shape)
         step = runner.recorded(reverse_step(process, self._guided(runner, guidance), noise), size)
-        with progress_bar(total=n, desc="sampling", unit="image", disable=not execution.progress) as bar:
+        with progress_bar(
+            total=n, desc="sampling", unit=self.config.domain.noun, disable=not execution.progress
+        ) as bar:
             for done in range(0, n, size):
                 count = min(size, n - done)
                 told = None if condition is None else _padded(condition[done : done + size], size).to(self.device)
@@ -318,7 +320,9 @@ class Model(nn.Module):
             raise UsageError(f"cannot make {n} images")
         seen, runner = self.settled(image, blur_width, execution), self.runner(execution)
         size, images = runner.size(n), []
-        with progress_bar(total=n, desc="restoring", unit="image", disable=not execution.progress) as bar:
+        with progress_bar(
+            total=n, desc="restoring", unit=self.config.domain.noun, disable=not execution.progress
+        ) as bar:
             for first in range(0, n, size):
                 count = min(size, n - first)
                 options: dict[str, Any] = {"consistent": consistent, "first": first, "execution": execution} | sampling

@@ -28,6 +28,8 @@ STYLE: dict[Any, Any] = {
     "axes.prop_cycle": "cycler('color', ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000'])",
 }
 
+LONG = 50.0  # the ratio of the ends of an axis on which powers of two would be many
+
 
 def check_available() -> None:
     """Refuse early what cannot be drawn later."""
@@ -62,6 +64,15 @@ def octaves(axis: Any, times: Sequence[float] = (1,)) -> None:
     axis.set_major_locator(LogLocator(base=2, subs=times))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def plain_numbers(axis: Any, values: Any) -> None:
+    """Values written plainly on a logarithmic axis: powers of two, or 1, 2 and 5 times those of ten if it is long."""
+    from matplotlib.ticker import LogLocator
+
+    octaves(axis)
+    if max(values) > LONG * min(values):
+        axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
 
 
 def coloured(image: Tensor) -> Any:

@@ -52,7 +52,7 @@ class Prior:
     @property
     def words(self) -> str:
         """What it is made of."""
-        return f"{len(self):,} blurred training images, {self.coefficients[0].numel()} coefficients each"
+        return f"{len(self):,} of the training set, blurred, {self.coefficients[0].numel()} coefficients each"
 
     def means(self, index: Tensor) -> Tensor:
         """The blurred training images F(t_K) u_0 with the given numbers."""

@@ -189,7 +189,7 @@ class Trainer:
         mean_loss, mean_norm, skipped = self._means(everyone, torch.stack(norms))
         speed = (self.step - first) * self.config.trainer.batch_size / (time.perf_counter() - start)
         rate = learning_rate(self.config.trainer, self.step - 1)
-        bar.set_postfix({"loss": f"{mean_loss:.4g}", "images/s": f"{speed:.0f}"})
+        bar.set_postfix({"loss": f"{mean_loss:.4g}", f"{self.images.domain.noun}s/s": f"{speed:.0f}"})
         facts = {"loss": mean_loss, "gradient_norm": mean_norm, "lr": rate, "images_per_second": round(speed, 1)}
         if self.device.type == "cuda":
             facts["gpu_memory_gb"] = round(torch.cuda.max_memory_allocated(self.device) / 1e9, 3)

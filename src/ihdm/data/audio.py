@@ -95,5 +95,5 @@ def _by_soundfile(content: bytes) -> tuple[Any, int]:
     try:
         samples, rate = soundfile.read(BytesIO(content), dtype="float64", always_2d=True)
     except Exception as error:  # of damaged files it raises many kinds
-        raise ValueError(str(error)) from error
+        raise ValueError(str(getattr(error, "error_string", error)).rstrip(".")) from error
     return samples.clip(-1, 1), int(rate)

@@ -242,7 +242,7 @@ def _decoded(sounds: Pictures, fitting: Fitting) -> tuple[Tensor, Tensor]:
             found.append(fitting(_read(sounds, i), sounds.name(i))[None])
         except Unreadable as error:
             if fitting.config.on_error != "skip":
-                raise
+                raise Unreadable(f"{error}; --set data.on_error=skip goes on without such sounds") from error
             broken[i] = str(error)
     if broken:
         warn_of(broken, len(sounds), "sound")

@@ -35,6 +35,7 @@ class Domain(ABC):
     unit: ClassVar[str] = "pixel"  # of lengths, such as the width of a blur
     noises: ClassVar[tuple[float, ...]] = NOISES  # one may have besides its blur
     negatives: ClassVar[bool] = False  # whether the negative of one may be taken for one
+    width_error: ClassVar[float] = 0.25  # relative, that most estimated blur widths are within (docs/domains.md)
 
     shape: Shape
 
@@ -73,6 +74,24 @@ class Domain(ABC):
     def width_words(self, width: float) -> str:
         """What a blur of a width, in units, means for such data, if there is more to say."""
         return ""
+
+    def width_label(self, width: float) -> str:
+        """A blur of a width, in units, in few words, above a column of pictures."""
+        return f"$\\sigma_B$ = {width:.2g}"
+
+    @property
+    def width_label_words(self) -> str:
+        """What those say."""
+        return f"the width of the blur in {self.unit}s"
+
+    @property
+    def frequency_words(self) -> str:
+        """What `frequencies` are in, on an axis."""
+        return f"frequency, radians / {self.unit}"
+
+    def frequencies(self, radians: Tensor) -> Tensor:
+        """Frequencies of the Laplacian, sqrt(-eigenvalue) in radians per unit, as such data have them."""
+        return radians
 
     def difference_words(self, rms: float) -> str:
         """A root mean square difference between two of them."""

@@ -24,6 +24,7 @@ from ihdm.graph import (
     connected,
     cotangents,
     mean_area,
+    sphere_radius,
 )
 
 TENSORS = "edges", "weights", "positions", "faces"
@@ -101,9 +102,9 @@ class GraphDomain(Domain):
     def laplacian(self) -> GraphLaplacian:
         with torch.device("cpu"):
             if self.positions is None or self.faces is None:
-                return GraphLaplacian(self.shape[1], self.edges, self.weights)
+                return GraphLaplacian(self.shape[1], self.edges, self.weights, kept=True)
             spacing = math.sqrt(mean_area(self.positions.numpy(), self.faces.numpy()))
-            return GraphLaplacian.from_mesh(self.positions / spacing, self.faces)
+            return GraphLaplacian.from_mesh(self.positions / spacing, self.faces, kept=True)
 
     @cached_property
     def parts(self) -> int:
@@ -112,6 +113,23 @@ class GraphDomain(Domain):
         if edges is None:
             edges = torch.from_numpy(cotangents(self.positions.numpy(), self.faces.numpy())[0])  # type: ignore[union-attr]
         return int(connected(self.shape[1], edges.numpy()).max()) + 1
+
+    @cached_property
+    def radius(self) -> float | None:
+        """Of a mesh that is a sphere, in units of the distance of nodes; None of all else."""
+        if self.positions is None or self.faces is None:
+            return None
+        positions, faces = self.positions.numpy(), self.faces.numpy()
+        found = sphere_radius(positions, faces)
+        return None if found is None else found / math.sqrt(mean_area(positions, faces))
+
+    @property
+    def frequency_words(self) -> str:
+        return super().frequency_words if self.radius is None else "degree l"
+
+    def frequencies(self, radians: Tensor) -> Tensor:
+        """On a sphere degrees of spherical harmonics, whose eigenvalues are -l(l + 1) / radius^2."""
+        return radians if self.radius is None else (0.25 + (self.radius * radians) ** 2).sqrt() - 0.5
 
     @property
     def words(self) -> str:

@@ -20,6 +20,7 @@ class ImageDomain(Domain):
     noun = "image"
     suffix = ".png"
     negatives = True
+    width_error = 0.0  # the interval that comes with each tells it (docs/studies/restore.md)
 
     shape: Shape
 

@@ -62,9 +62,25 @@ class SignalDomain(Domain):
 
     def width_words(self, width: float) -> str:
         """Where it halves the power, exp(-(2 pi f width / rate)^2) = 1/2."""
-        if not width:
-            return ""
-        return f"half the power at {self.rate * math.sqrt(math.log(2)) / (2 * math.pi * width):,.0f} Hz"
+        return f"half the power at {self._half_power(width):,.0f} Hz" if width else ""
+
+    def width_label(self, width: float) -> str:
+        half = self._half_power(width) if width else 0.0
+        return f"{super().width_label(width)}\n" + (f"{half:,.{int(half < 10)}f} Hz" if width else "sharp")
+
+    @property
+    def width_label_words(self) -> str:
+        return f"{super().width_label_words}, and the frequency at which it halves the power"
+
+    def _half_power(self, width: float) -> float:
+        return self.rate * math.sqrt(math.log(2)) / (2 * math.pi * width)
+
+    @property
+    def frequency_words(self) -> str:
+        return "frequency, Hz"
+
+    def frequencies(self, radians: Tensor) -> Tensor:
+        return radians * self.rate / (2 * math.pi)
 
     def difference_words(self, rms: float) -> str:
         return f"{20 * math.log10(2 * max(rms, ROUNDING)):.0f} dB of full scale"

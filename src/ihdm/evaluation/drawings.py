@@ -14,7 +14,7 @@ from ihdm.evaluation.bound import Likelihood
 from ihdm.likelihood import bits_per_dimension, standard_error
 from ihdm.metrics.neighbours import Neighbours
 from ihdm.metrics.spectra import ROUNDING, Rings
-from ihdm.plots import figure, octaves
+from ihdm.plots import figure, plain_numbers
 
 SPACES = {"pixels": "pixels", "values": "values", "inception": "Inception features"}
 SAMPLES, NEIGHBOURS = 10, 8  # rows, and images beside each sample
@@ -49,27 +49,29 @@ def memorisation(folder: Path, domain: Domain, distances: dict[str, list[Tensor]
 def spectra(folder: Path, domain: Domain, rings: Rings, powers: dict[str, Tensor]) -> None:
     """Power over frequency, both logarithmic (Fig. 3)."""
     with figure(folder / "spectrum.png", size=(8, 4.2)) as (axis,):
+        frequency = domain.frequencies(rings.frequency[1:])
         for name, power in powers.items():
-            axis.loglog(rings.frequency[1:], power[1:], "--" if name == "samples" else "-", label=name)
-        axis.set(xlabel=f"frequency, radians / {domain.unit}", ylabel="power", title="power spectra")
+            axis.loglog(frequency, power[1:], "--" if name == "samples" else "-", label=name)
+        axis.set(xlabel=domain.frequency_words, ylabel="power", title="power spectra")
         axis.set_ylim(bottom=max(ROUNDING / 10, float(min(power[1:].min() for power in powers.values())) / 2))
-        octaves(axis.xaxis)
+        plain_numbers(axis.xaxis, frequency)
         axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def likelihood(folder: Path, found: Likelihood) -> Path:
-    """The bounds in bits, the paper's over delta, and their terms over the levels."""
+    """The bounds in bits, the paper's over delta, if the process has those, and the terms of all over the levels."""
     path = folder / "likelihood.png"
-    with figure(path, columns=2) as (left, right):
-        bits = {bound.row: bits_per_dimension(bound.total, found.dimensions) for bound in found.bounds}
-        swept = {row.delta_ratio: values for row, values in bits.items() if row.delta_ratio is not None}
-        if swept:
+    bits = {bound.row: bits_per_dimension(bound.total, found.dimensions) for bound in found.bounds}
+    swept = {row.delta_ratio: values for row, values in bits.items() if row.delta_ratio is not None}
+    of = f"{found.images:,} {found.noun}{'' if found.images == 1 else 's'}"
+    with figure(path, columns=2 if swept else 1) as (*before, right):
+        for left in before:
             means, errors = [float(b.mean()) for b in swept.values()], [standard_error(b) for b in swept.values()]
             left.errorbar(list(swept), means, errors, marker="o", capsize=3, label="paper's steps")
-        for number, (row, values) in enumerate((row, v) for row, v in bits.items() if row.delta_ratio is None):
-            left.axhline(float(values.mean()), color=f"C{number + 1}", linestyle="--", label=row.name)
-        left.set(xlabel="delta / sigma", ylabel="bits / dimension", title=f"bounds on {found.images:,} {found.noun}s")
-        left.legend()
+            for number, (row, values) in enumerate((row, v) for row, v in bits.items() if row.delta_ratio is None):
+                left.axhline(float(values.mean()), color=f"C{number + 1}", linestyle="--", label=row.name)
+            left.set(xlabel="delta / sigma", ylabel="bits / dimension", title=f"bounds on {of}")
+            left.legend()
         k = torch.arange(2, found.K + 1)
         drawn: list[Tensor] = []
         for row, values in zip(bits, found.by_level[1:].T):
@@ -77,6 +79,6 @@ def likelihood(folder: Path, found: Likelihood) -> Path:
             if not any(torch.equal(values[known], other) for other in drawn):  # some differ in L_0 alone
                 right.plot(k[known], values[known], label=row.name)
                 drawn.append(values[known])
-        right.set(xlabel="level k", ylabel="L_(k-1), nats", title="terms of the bounds")
+        right.set(xlabel="level k", ylabel="L_(k-1), nats", title=f"terms of the bounds, {of}")
         right.legend()
     return path

@@ -46,7 +46,7 @@ def run(name: str, lab: Lab) -> tuple[Findings, Judged]:
     lab.check_kind(name)
     _ = lab.images  # refused before any work if they are not the model's
     findings = module.study(lab)
-    judged = Judged(module.CLAIM, module.verdict(findings.numbers))
+    judged = Judged(findings.claim or module.CLAIM, module.verdict(findings.numbers))
     lab.write(name, STUDIES[name], findings, judged)
     return findings, judged
 

@@ -39,7 +39,7 @@ def study(lab: Lab) -> Findings:
         "ends are two samples; between, the blurred start is interpolated linearly, and all noise on a circle.",
         "interpolations are smooth, where those of a diffusion model (with its noise interpolated too) change "
         "abruptly (Fig. 6b).",
-        f"the largest over the mean step between neighbours, in {domain.unit}s, averaged over "
+        f"the largest over the mean step between neighbours, by their values, averaged over "
         f"{PAIRS} pairs: "
         + ", ".join(f"{name} {value:.2f}" for name, value in mean.items())
         + " (1 is perfectly even).",

@@ -21,6 +21,7 @@ from ihdm.basis import Laplacian
 from ihdm.config import KIND, KINDS, Config, differences, load_config
 from ihdm.data import Images, ImageSet, data_domain, evenly_spaced, load_images
 from ihdm.data.sources import absolute
+from ihdm.disk import expanded
 from ihdm.domains import domain_kind
 from ihdm.engine import choose_device, choose_precision, placed
 from ihdm.errors import UsageError
@@ -44,6 +45,8 @@ PAPER_WORDS = ("sampling.sampler=paper", "sampling.steps=auto")  # the same, of 
 SAMPLING = "sampling."  # settings that a given model has to follow too
 ANY_DATA = ("sequence", "power-spectrum", "interpolation", "network-bias")  # studies of any data, not of images alone
 NOT_TRAINED = ("engine.", "sampling.", "data.source")  # what makes no other weights; images have a fingerprint
+SETTINGS = "config.toml"  # in a run folder
+OF_BLUR = ("schedule", "sigma")  # what settings of a process of blur have
 BATCH = 512
 GROUPS = 8  # of samples, one of which is left out at a time
 
@@ -73,23 +76,26 @@ class Blurring(Protocol):
 
 def blur_settings(settings: Any) -> BlurSettings:
     """The settings of a process, if it is one of blur; else a refusal in words."""
-    _check(settings, ("schedule", "sigma"), PROCESSES.of(settings).title)
+    _check(settings, OF_BLUR, PROCESSES.of(settings).title)
     return cast(BlurSettings, settings)
 
 
 def blurring(process: Process) -> Blurring:
     """The process, if it is one of blur; else a refusal in words."""
-    _check(process, ("schedule", "sigma", "laplacian", "start_noise", "blur", "mean"), process.title)
+    _check(process, (*OF_BLUR, "laplacian", "start_noise", "blur", "mean"), process.title)
     return cast(Blurring, process)
 
 
 def _check(thing: Any, needed: Sequence[str], title: str) -> None:
-    missing = [name for name in needed if not hasattr(thing, name)]
-    if missing:
+    if not _has(thing, needed):
         raise UsageError(
-            f"this study is about blur, and {title} has no {', '.join(missing)}; "
+            f"this study is about blur, and {title} has no levels of blur alone, with one noise sigma for all of them; "
             f"give a model or a preset of inverse heat dissipation"
         )
+
+
+def _has(thing: Any, needed: Sequence[str]) -> bool:
+    return all(hasattr(thing, name) for name in needed)
 
 
 def digest(tree: Any) -> str:
@@ -97,14 +103,25 @@ def digest(tree: Any) -> str:
     return hashlib.blake2b(json.dumps(tree).encode(), digest_size=6).hexdigest()
 
 
+def own_settings(model: str | None) -> str | None:
+    """The file of settings that a model was trained with, if it is in a run folder, and its process one of blur."""
+    folders = () if model is None else (expanded(model), expanded(model).parent)
+    there = [str(folder / SETTINGS) for folder in folders if (folder / SETTINGS).is_file()]
+    return next((path for path in there if _has(load_config(path).process, OF_BLUR)), None)
+
+
 @dataclass(frozen=True)
 class Findings:
-    """numbers: for JSON. look_for, paper, found: what the picture shows, what the paper says, what came out."""
+    """numbers: for JSON. look_for, paper, found: what the picture shows, what the paper says, what came out.
+
+    claim: of such data, if it is another than the study's own.
+    """
 
     numbers: dict[str, Any]
     look_for: str
     paper: str
     found: str
+    claim: str | None = None
 
 
 @dataclass(frozen=True)
@@ -310,7 +327,7 @@ class Lab:
             words += ["--model", subject]
         if self.data is not None:
             words += ["--data", self.images.name]
-        if self.model_name is None or self.preset not in USUAL:
+        if self.preset != own_settings(self.model_name) and (self.model_name is None or self.preset not in USUAL):
             words += ["--preset", self.preset]
         for setting in self.settings:
             words += ["--set", setting]

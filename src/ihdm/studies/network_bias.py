@@ -18,7 +18,7 @@ from ihdm.studies.verdict import Verdict, mean_and_error, told
 IMAGES, POINTS = 64, 15
 CLAIM = (
     "at the finest level looked at, the learned step's error is smaller than that of the best linear one, by more "
-    "than two standard errors over images (our own claim)."
+    "than two standard errors over held-out data (our own claim)."
 )
 
 

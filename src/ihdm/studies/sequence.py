@@ -16,8 +16,8 @@ from ihdm.studies.verdict import Verdict, told
 
 ROWS, COLUMNS = 4, 9
 CLAIM = (
-    "from blank to sharp a generated sequence gains rings of frequencies, at least half as many as a blurred "
-    "image loses, and never loses more than one on the way (told if it is more than two rings from that)."
+    "from blank to sharp a generated sequence gains rings of frequencies, at least half as many as the forward "
+    "one loses, and never loses more than one on the way (told if it is more than two rings from that)."
 )
 
 
@@ -40,11 +40,11 @@ def study(lab: Lab) -> Findings:
     rows = [[states[k][i] for k in levels] for states in shown for i in range(ROWS)]
     labels = ["generated"] + [""] * (ROWS - 1) + ["forward"] + [""] * (ROWS - 1)
     with figure(lab.picture("sequence"), size=tiles_size(rows)) as (axis,):
-        tiles(axis, rows, labels, [f"$\\sigma_B$ = {float(blurs.schedule.sigma_B[k]):.2g}" for k in levels])
+        tiles(axis, rows, labels, [domain.width_label(float(blurs.schedule.sigma_B[k])) for k in levels])
     return Findings(
         {"levels": levels, "frequencies_above_noise": detail, "of": len(rings) - 1},
         f"{domain.noun}s grow from blank to sharp: first the mean, then large shapes, then detail; below, real "
-        f"{domain.noun}s blurred.",
+        f"{domain.noun}s blurred. Above: {domain.width_label_words}.",
         "the generative sequence mirrors the forward one, coarse to fine (Fig. 1, 4a).",
         f"of {len(rings) - 1} rings of frequencies, those with twice the power of the noise, along the sequence from "
         f"blank to "

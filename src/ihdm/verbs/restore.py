@@ -115,6 +115,11 @@ def _say(found: Restored, domain: Domain, found_by: str, K: int) -> None:
     seen, noun, words = found.seen, domain.noun, domain.width_words(found.seen.width)
     how = f"{found_by}; {words}" if words else found_by
     print(f"blur width {seen.width_words} {domain.unit}s ({how}), level {seen.level} of {K}")
+    if seen.interval and domain.width_error:
+        print(
+            f"that is a rough guess: {noun}s differ more in how sharp they are than images do; if you know the width, "
+            f"give --blur-width {domain.unit.upper()}S"
+        )
     if not seen.level:
         print(f"the {noun} looks sharp already, and is left as it is; --blur-width says that it is not")
     residual = seen.residual(found.images)

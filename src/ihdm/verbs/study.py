@@ -36,7 +36,8 @@ def study(
         list: show all studies, a line each
         model: a trained model to study; default: one is trained with the preset, once for all studies in the folder
         data: the images it was trained on, or to train on; default: the preset's, if they have the model's shape
-        preset: settings of models that are trained; default: mnist-small, with --quick digits
+        preset: settings of models that are trained; default: those of the model, if it is a run folder; else
+            mnist-small, with --quick digits
         quick: small and rough, in about a minute on a laptop
         only: of studies in parts, such as family: compute these; others are shown if they were computed before
         out: the folder for NAME.png, NAME.json, NAME.md and trained models
@@ -55,11 +56,11 @@ def study(
     check_folder(out)
     from ihdm import plots, studies
     from ihdm.engine import keep_freed_memory
-    from ihdm.studies.lab import Lab
+    from ihdm.studies.lab import Lab, own_settings
 
     plots.check_available()
     keep_freed_memory()
-    chosen = preset or ("digits" if quick else "mnist-small")
+    chosen = preset or own_settings(model) or ("digits" if quick else "mnist-small")
     words = tuple(itertools.chain(*settings))
     lab = Lab(out, chosen, words, model, data, quick, seed, device, inception, only)
     findings, judged = studies.run(name, lab)
