@@ -34,6 +34,19 @@ def milliseconds(
     return sorted(times)[repeats // 2]
 
 
+def least_ms(works: Sequence[Callable[[], Any]], device: torch.device, repeats: int) -> list[float]:
+    """The least time of each, in turns; on a CPU the processor's own, as others may be at work on the machine."""
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
+    times: list[list[float]] = [[] for _ in works]
+    for _ in range(repeats):
+        for work, found in zip(works, times):
+            start = clock()
+            work()
+            _wait(device)
+            found.append(1000 * (clock() - start))
+    return [min(found) for found in times]
+
+
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import measure
 import torch
@@ -38,20 +35,6 @@ def mean_flops(config: Config, shape: tuple[int, int, int]) -> float:
     return sum(count * flops for count, flops in zip(levels, by_depth)) / K
 
 
-def least_ms(works: Sequence[Callable[[], Any]], device: torch.device, repeats: int) -> list[float]:
-    """The least time of each, in turns; on a CPU the processor's own, as others may be at work on the machine."""
-    clock = time.process_time if device.type == "cpu" else time.perf_counter
-    times: list[list[float]] = [[] for _ in works]
-    for _ in range(repeats):
-        for work, found in zip(works, times):
-            start = clock()
-            work()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            found.append(1000 * (clock() - start))
-    return [min(found) for found in times]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="cifar10-small")
@@ -72,11 +55,11 @@ def main() -> None:
         data = ImageSet("noise", images, images[:0])
         trainers = [Trainer(config, data, Path(run) / str(n)) for n, config in enumerate(configs)]
         works = [trainer.train_step for trainer in trainers]
-        least_ms(works, device, 3)  # the first ones are recorded
-        training = least_ms(works, device, options.repeats)
+        measure.least_ms(works, device, 3)  # the first ones are recorded
+        training = measure.least_ms(works, device, options.repeats)
     execution = Execution(trainers[0].precision, batch_size=count)
     samples = [partial(trainer.trained_model().sample, count, execution=execution) for trainer in trainers]
-    sampling = [ms / count for ms in least_ms(samples, device, -(-options.repeats // 3))]
+    sampling = [ms / count for ms in measure.least_ms(samples, device, -(-options.repeats // 3))]
     columns = [[mean_flops(config, shape) / 1e9 for config in configs], training, sampling]
     cells = [[f"{value:.4g}", f"{values[0] / value:.2f}"] for values in columns for value in values]
     rows = [

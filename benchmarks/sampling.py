@@ -3,7 +3,8 @@
     python benchmarks/sampling.py [--presets mnist cifar10 ...] [--batch-size N] [--reference PATH]
 
 One step of the chain is timed, on the authors' side a chain of a few; images/s are for all steps of the preset, one
-for each of its K levels, which cost the same.
+for each of its K levels, which cost the same. On a CPU that others use, `--in-turns 60` prints the processor's time of
+the network and of a step, the least of 60, ours and theirs in turns.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Callable
 
 import authors
 import measure
 import torch
+from torch import Tensor
 
 from ihdm.config import Config
 from ihdm.engine import choose_precision, keep_freed_memory, placed
@@ -27,10 +30,23 @@ from ihdm.sampler import reverse_step
 
 MANY = 1024  # images, for which the batch size is chosen
 
+Work = Callable[[], Tensor]
+
 
 def ours(config: ModelConfig, batch: int, device: torch.device, repeats: int) -> tuple[float, float, float]:
     """Milliseconds of one level, seconds to the first, bytes of memory."""
     start = time.perf_counter()
+    _, step = our_work(config, batch, device)
+    with torch.no_grad():
+        if not step().isfinite().all():
+            raise RuntimeError("a step does not give finite numbers")
+        started = time.perf_counter() - start
+        ms = measure.milliseconds(step, device, repeats, warmup=3, calls=3)
+    return ms, started, measure.peak_bytes(device)
+
+
+def our_work(config: ModelConfig, batch: int, device: torch.device) -> tuple[Work, Work]:
+    """The network, and a whole step of the chain."""
     model = build(config, device)
     process, runner = model.process, model.runner(execution(config, device))
     state = process.begin(torch.rand(batch, *config.shape, device=device))
@@ -39,12 +55,8 @@ def ours(config: ModelConfig, batch: int, device: torch.device, repeats: int) ->
     i, k, j = (torch.full((), levels[place], device=device) for place in (half - 1, half, half + 1))
     noise = SeededNoise(0, torch.arange(batch, device=device), config.shape)
     step = runner.recorded(reverse_step(process, runner.network, noise), batch)
-    with torch.no_grad():
-        if not step(state, k, j, i, None).isfinite().all():
-            raise RuntimeError("a step does not give finite numbers")
-        started = time.perf_counter() - start
-        ms = measure.milliseconds(lambda: step(state, k, j, i, None), device, repeats, warmup=3, calls=3)
-    return ms, started, measure.peak_bytes(device)
+    u = torch.rand(batch, *config.shape, device=device)
+    return lambda: runner.network(u, k.expand(batch)), lambda: step(state, k, j, i, None)
 
 
 def execution(config: ModelConfig, device: torch.device) -> Execution:
@@ -62,14 +74,32 @@ def build(config: ModelConfig, device: torch.device) -> Model:
 
 def theirs(config: Config, shape: tuple[int, int, int], batch: int, device: torch.device, levels: int) -> float:
     """Milliseconds of one level of the authors' chain."""
+    _, chain = their_work(config, shape, batch, device, levels)
+    ms = measure.milliseconds(chain, device, repeats=3, warmup=1) / levels
+    measure.peak_bytes(device)
+    return ms
+
+
+def their_work(
+    config: Config, shape: tuple[int, int, int], batch: int, device: torch.device, levels: int
+) -> tuple[Work, Work]:
+    """The authors' network, and a chain of so many steps."""
     short = config.with_settings([f"process.K={levels}"])
     network = authors.build_network(config.network, shape).to(device).eval()
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
-    chain = authors.sampling(short, network, torch.rand(batch, *shape, device=device))
-    ms = measure.milliseconds(chain, device, repeats=3, warmup=1) / levels
-    measure.peak_bytes(device)
-    return ms
+    u, k = torch.rand(batch, *shape, device=device), torch.ones(batch, device=device)
+    return lambda: network(u, k), authors.sampling(short, network, u)
+
+
+def in_turns(
+    config: Config, model: ModelConfig, batch: int, device: torch.device, repeats: int
+) -> tuple[list[float], list[float]]:
+    """Milliseconds of network and step, ours and theirs: the processor's, the least of those in turns."""
+    works = [*our_work(model, batch, device), *their_work(config, model.shape, batch, device, levels=1)]
+    with torch.no_grad():
+        found = measure.least_ms(works, device, repeats)
+    return found[:2], found[2:]
 
 
 def main() -> None:
@@ -79,6 +109,7 @@ def main() -> None:
     parser.add_argument("--levels", type=int, default=5, help="levels of the authors' chain that are timed together")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--reference", help="a checkout of the authors' code")
+    parser.add_argument("--in-turns", type=int, metavar="N", help="needs --reference")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -91,6 +122,13 @@ def main() -> None:
         name: options.batch_size or build(config, device).runner(execution(config, device)).size(MANY)
         for name, config in configs.items()
     }
+    if options.in_turns:
+        keep_freed_memory()
+        for name, config in presets.items():
+            own, other = in_turns(config, configs[name], batches[name], device, options.in_turns)
+            row = [f"{a:.2f} {b:.2f} {b / a:.2f}" for a, b in zip(own, other)]
+            print(f"{name}, batch {batches[name]}: ms of the network, theirs, ratio: {row[0]}; of a step: {row[1]}")
+        return
     peak = measure.peak_flops(device)
     their_times = {
         name: theirs(config, configs[name].shape, batches[name], device, options.levels)

@@ -85,6 +85,13 @@ def test_the_mean_of_a_channel_may_be_far_from_zero():
     close(y, F.group_norm(x.double(), 2), 1e-4)
 
 
+def test_a_shift_of_all_images_is_that_of_each():
+    x, shift = feature_map(3, 8, 4, 4, dtype=torch.float32), torch.randn(1, 8, device=DEVICE)
+    one, zero = torch.ones(3, 8, device=DEVICE), torch.zeros(3, 8, device=DEVICE)
+    found, *_ = kernels.norm([x], one, zero, 2, 1e-5, True, shift)
+    assert torch.equal(found, kernels.norm([x], one, zero, 2, 1e-5, True, shift.repeat(3, 1))[0])
+
+
 @pytest.mark.parametrize("size", [(8, 8), (40, 40)])
 def test_dropout_is_a_function_of_the_seed_and_its_gradient_knows_what_was_dropped(size):
     x = feature_map(4, 16, *size, dtype=torch.float32)

@@ -61,6 +61,20 @@ def test_samples_do_not_mix_and_levels_matter():
     assert (network(u[1:2], torch.tensor([6])) - together[1:2]).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize("options", [{}, {"resample": "conv"}, {"axes": 3}, {"labels": 2}])
+def test_a_level_that_all_share_is_the_level_of_each(options):
+    """Samples share theirs: then it is embedded once, and without gradients maps of channels go another way."""
+    network = awake(tiny(**options)).double()
+    u, k = torch.randn(3, 1, *[8] * options.get("axes", 2)).double(), torch.tensor(5)
+    expected = network(u, k.repeat(3))
+    torch.testing.assert_close(network(u, k.expand(3)), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(network(u, k.expand(3)), expected)
+    if "labels" in options:
+        label = torch.tensor([0, 2, 1])
+        torch.testing.assert_close(network(u, k.expand(3), label), network(u, k.repeat(3), label))
+
+
 def test_every_parameter_gets_a_gradient():
     network = awake(tiny())
     network(torch.randn(2, 1, 8, 8), torch.tensor([1, 2])).square().sum().backward()

@@ -60,10 +60,11 @@ def norm(
 ) -> tuple[Tensor, ...]:
     """y = dropout(silu(group_norm(parts joined along the channels + shift))), and the parts again.
 
-    shift: (B, C), added to every pixel; seed: one integer that determines the dropout.
+    shift: (B, C), or (1, C) for all, added to every pixel; seed: one integer that determines the dropout.
     Whoever goes on with the returned parts gets their gradient added to the normalisation's in the same pass.
     """
     dropout = 0.0 if seed is None else dropout
+    shift = None if shift is None else shift.expand(len(parts[0]), -1)
     return _Norm.apply(shift, weight, bias, seed, groups, eps, silu, dropout, *parts)
 
 

@@ -223,7 +223,11 @@ class UNet(nn.Module):
     def _settings(
         self, k: Tensor, label: Tensor | None, layers: Sequence[nn.Module]
     ) -> list[tuple[Tensor, Tensor | None]]:
-        """For each block what its level adds to each channel, in one product for all, and a seed for its dropout."""
+        """For each block what its level adds to each channel, in one product for all, and a seed for its dropout.
+
+        One row for all images if they share their level, as samples do, and no labels tell them apart.
+        """
+        k = k[:1] if k.stride(0) == 0 else k  # a level that was expanded
         known = None if self.embed_label is None else self.embed_label(label, k.shape[0])
         blocks = [layer for layer in layers if isinstance(layer, Block)]
         weight = torch.cat([block.level.weight for block in blocks])
@@ -263,11 +267,12 @@ class Conv(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None, its_bias: Tensor | None = None) -> Tensor:
         bias = self.bias if its_bias is None else self.bias + its_bias
         if bias.ndim == 2:
-            return kernels.add(self.without_bias(x), bias, residual)
-        return _sum(self._convolved(x, self.weight, bias), residual)
+            return kernels.add(self.with_bias(x, None), bias, residual)
+        return _sum(self.with_bias(x, bias), residual)
 
-    def without_bias(self, x: Tensor) -> Tensor:
-        return self._convolved(x, self.weight)
+    def with_bias(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """With another than its own, or none."""
+        return self._convolved(x, self.weight, bias)
 
     def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return (F.conv2d if x.ndim == 4 else F.conv3d)(x, weight, bias, self.stride, self.padding)
@@ -291,8 +296,10 @@ class Mix(nn.Linear):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if self.bias.ndim == 2:
             return kernels.add(_image(F.linear(_pixels(x), self.weight), x), self.bias, residual)
-        h = _image(super().forward(_pixels(x)), x)
-        return h if residual is None else residual + h  # in the memory order of the residual
+        if x.requires_grad or x.is_cuda:
+            h = _image(super().forward(_pixels(x)), x)
+            return h if residual is None else residual + h  # in the memory order of the residual
+        return _sum(_mixed(self.weight, x).add_(_everywhere(self.bias, x)), residual)
 
 
 class LevelEmbedding(nn.Module):
@@ -367,9 +374,13 @@ class Block(nn.Module):
         self.attention = Attention(width) if attend else None
 
     def forward(self, shift: Tensor, seed: Tensor | None, *parts: Tensor) -> Tensor:
-        """x is given in parts, to be joined along the channels; shift (B, C) is that of the level, and enter's bias."""
+        """x is given in parts, to be joined along the channels; shift (B, C) is that of the level, and enter's bias.
+
+        A shift (1, C) is that of all images, and so a bias like any other.
+        """
         y, *parts = self.enter_norm(parts)
-        y, _ = self.leave_norm([self.enter.without_bias(y)], shift, seed)
+        own = shift[0] if shift.shape[0] == 1 and self.enter.bias.ndim == 1 else None
+        y, _ = self.leave_norm([self.enter.with_bias(y, own)], shift if own is None else None, seed)
         h = self.leave(y, parts[0]) if self.skip is None else self.leave(y, self.skip(parts), self.skip.bias)
         return h if self.attention is None else self.attention(h)
 
@@ -383,6 +394,8 @@ class Skip(nn.Conv2d):
         super().__init__(width_in, width, 1)
 
     def forward(self, parts: Sequence[Tensor]) -> Tensor:  # type: ignore[override]
+        if len(parts) == 1 and not (parts[0].requires_grad or parts[0].is_cuda):
+            return _mixed(self.weight.flatten(1), parts[0])
         if len(parts) == 1 and parts[0].ndim == 4:
             return F.conv2d(parts[0], self.weight)
         weights = self.weight.flatten(1).split([part.shape[1] for part in parts], dim=1)
@@ -438,8 +451,10 @@ class Upsample(nn.Module):
             return x if self.conv is None else self.conv(x)
         # Repeating pixels and convolving is one transposed convolution, with 4/9 of the arithmetic.
         kernel = 4 * F.avg_pool2d(self.conv.weight.flip(2, 3), 2, stride=1, padding=1)
-        h = F.conv_transpose2d(x, kernel.transpose(0, 1), stride=2, padding=1)
-        return _biased(h, self.conv.bias)
+        kernel, bias = kernel.transpose(0, 1), self.conv.bias
+        if bias.ndim == 2:
+            return kernels.add(F.conv_transpose2d(x, kernel, stride=2, padding=1), bias)
+        return F.conv_transpose2d(x, kernel, bias, stride=2, padding=1)
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -452,6 +467,11 @@ def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if (width > 256 and images * length**2 <= 2**31) if q.is_cuda else length <= 64:
         return torch.softmax(torch.bmm(q * width**-0.5, k.mT), dim=-1) @ v
     return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
+
+
+def _mixed(weight: Tensor, x: Tensor) -> Tensor:
+    """A linear map of each pixel's channels, one product for each image: on a CPU, without gradients, the fastest."""
+    return (weight @ x.flatten(2)).unflatten(2, x.shape[2:])
 
 
 def _everywhere(vector: Tensor, x: Tensor) -> Tensor:

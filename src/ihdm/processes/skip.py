@@ -43,8 +43,12 @@ class LinearSkip:
     scaled: bool = False
 
     def __call__(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
+        return self.predict(u_k, k) + self.beyond(network, u_k, k)
+
+    def beyond(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
+        """c_k f(u_k, k), what mu has beyond the linear prediction."""
         shown = self.predictor.scaled(u_k, k) if self.scaled else u_k
-        return self.predict(u_k, k) + self.predictor.rms_error(k, u_k) * network(shown, k.expand(u_k.shape[0]))
+        return self.predictor.rms_error(k, u_k) * network(shown, k.expand(u_k.shape[0]))
 
     def counted(self, errors: Tensor, k: Tensor) -> Tensor:
         if not self.scaled:
