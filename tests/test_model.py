@@ -358,7 +358,7 @@ def test_a_run_of_0_1_is_resumed(tiny_config, tiny_images, tmp_path, capsys):
 def test_the_card_says_what_the_process_is(folder, tiny_config, tiny_images, tmp_path):
     card = (folder / "README.md").read_text()
     assert "# A model of inverse heat dissipation" in card and "grown from blur" in card and "Rissanen" in card
-    assert "blurred training images" in card and "share the folder only where" in card
+    assert "of the training set, blurred" in card and "share the folder only where" in card
     baseline = tiny_config.with_settings(["process.kind=ddpm"])
     Model.from_images(ModelConfig.of(baseline, tiny_images.shape, "blobs"), tiny_images.train).save_pretrained(tmp_path)
     assert {file.name for file in tmp_path.iterdir() if file.is_file()} == {
