@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from archives import write_crosses
 from safetensors.torch import load_file
 
 from ihdm import checkpoint, evaluation
-from ihdm.config import DataConfig
+from ihdm.config import DataConfig, load_config
 from ihdm.data import load_images
 from ihdm.engine import Frozen, placed, recorded
 from ihdm.execution import Execution
@@ -397,3 +398,38 @@ def test_recorded_guided_sampling_is_the_plain_one(tiny_config, labelled, precis
         assert torch.allclose(*others, atol=2e-3) == (guidance == 0)  # it does matter
     on_cpu = placed(model, torch.device("cpu")).sample(9, **asked)
     torch.testing.assert_close(found, on_cpu, rtol=0, atol=2 * tolerance)
+
+
+def _other_data(name, folder):
+    """A preset of other data than images, made small, and a few to learn from."""
+    generator = np.random.default_rng(0)
+    common = ["data.labels=false", "network.dropout=0", "process.K=10", "trainer.batch_size=8", "engine.device=cuda"]
+    if name == "drums":
+        np.save(folder / "data.npy", generator.uniform(-0.5, 0.5, (24, 64)).astype(np.float32))
+        own = [f"data.source={folder / 'data.npy'}", "data.size=64", "network.multipliers=1,2", "network.attention=1"]
+    elif name == "orbitals":
+        own = ["data.size=8", "network.multipliers=1,2", "network.attention=1", "network.pyramid=none"]
+    else:
+        ring = np.stack([np.arange(20), (np.arange(20) + 1) % 20], 1)
+        np.savez(folder / "data.npz", train=generator.random((24, 20)), edges=ring)
+        own = [f"data.source={folder / 'data.npz'}"]
+    steps = ["trainer.steps=8", "trainer.warmup=2", "trainer.ema=0.8"]
+    config = load_config(name, [*common, *own, *steps])
+    return config, load_images(config.data)
+
+
+@pytest.mark.parametrize("name", ["drums", "orbitals", "globe"])
+def test_recorded_training_on_other_data_is_training(name, tmp_path):
+    """A row of samples, a volume and a graph; then samples, on the CPU as well."""
+    config, images = _other_data(name, tmp_path)
+    plain, *exact = trained(config, images, tmp_path / "plain", *PLAIN_FLOAT32)
+    replayed, *found = trained(config, images, tmp_path / "recorded", "engine.precision=float32")
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(exact), rtol=1e-3, atol=1e-6)
+    for one, other in zip(weights(replayed), weights(plain)):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+    _, *lower = trained(config, images, tmp_path / "lower", "engine.precision=bf16")
+    torch.testing.assert_close(torch.tensor(lower[0]), torch.tensor(exact[0]), rtol=0.02, atol=0)  # losses
+    model = plain.trained_model()
+    samples = model.sample(3, execution=Execution(torch.float32))
+    assert samples.shape == (3, *images.domain.shape) and samples.std() > 0
+    torch.testing.assert_close(samples, model.cpu().sample(3), rtol=0, atol=1e-3)
