@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from ihdm.config import Config
 from ihdm.heat import GridLaplacian
-from ihdm.networks.unet import Norm, UNetSettings
+from ihdm.networks.layers import Norm
+from ihdm.networks.unet import UNetSettings
 
 
 def use(checkout: str | Path) -> None:

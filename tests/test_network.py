@@ -8,7 +8,8 @@ from ihdm import memory
 from ihdm.config import load_config
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network
-from ihdm.networks.unet import Attention, Downsample, UNet, Upsample
+from ihdm.networks.layers import Attention, Downsample, Upsample
+from ihdm.networks.unet import UNet
 
 COUNTS = [  # preset, strided convolutions (the public code), average pooling (the paper)
     ("mnist", 42_082_049, 40_164_225),

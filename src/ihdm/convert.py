@@ -21,7 +21,8 @@ from ihdm.errors import IhdmError, UsageError
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network
-from ihdm.networks.unet import Block, UNet, UNetSettings
+from ihdm.networks.layers import Block
+from ihdm.networks.unet import UNet, UNetSettings
 from ihdm.processes.inverse_heat import as_published
 from ihdm.torch_archive import StoredTensor, read_archive
 

@@ -2,7 +2,7 @@
 
 Between convolutions a U-Net only moves memory, so what counts is how often each feature map is read and written.
 Here normalisation, SiLU and dropout are one pass; they read feature maps that lie side by side without joining
-them; and their backward pass adds the gradient of the residual branch on the way. `networks/unet.py` holds the same
+them; and their backward pass adds the gradient of the residual branch on the way. `networks/layers.py` holds the same
 mathematics in plain PyTorch, and a test compares the two.
 
 Feature maps are (B, C, H, W) in channels_last memory: pixel by pixel, all channels together. Vectors that act on

@@ -19,7 +19,7 @@ from ihdm.constant import Constant
 from ihdm.domains import Domain
 from ihdm.errors import UsageError
 from ihdm.graph import GraphLaplacian
-from ihdm.networks.unet import LabelEmbedding, LevelEmbedding, Norm
+from ihdm.networks.layers import LabelEmbedding, LevelEmbedding, Norm
 from ihdm.settings import setting
 
 MATRIX_MOST = 2048  # nodes whose neighbours are added up by one product with a matrix, which is faster up to there
