@@ -53,6 +53,14 @@ def test_they_are_computed_once_and_are_the_same(folder, computed):
     assert computed == [24] * 3 and len(list(folder.iterdir())) == 3
 
 
+def test_what_takes_long_is_said_once(folder, monkeypatch, capsys):
+    ring()
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(remembered, "LONG", 24)
+    ring(modes=7), ring(modes=7)
+    assert capsys.readouterr().err == "computing 7 eigenvectors of 24 nodes, which takes long, once\n"
+
+
 def test_small_graphs_and_those_that_nobody_asked_to_keep_are_not_kept(folder, computed):
     GraphLaplacian(19, RING[:18], kept=True)
     GraphLaplacian(24, RING)

@@ -24,6 +24,7 @@ from ihdm.eigenvectors import Matrix, lowest
 Array = NDArray[Any]
 
 LEAST = 1500  # nodes of a graph whose eigenvectors are kept: those of 1,000 take 0.3 s (docs/domains.md)
+LONG = 4000  # nodes from which it takes so long that it is said
 MOST = 8  # files that are kept, those that were used last; of 4,096 nodes each has 134 MB
 FORM = "1"  # of what is kept: another number if eigenvectors are ever chosen in another way
 PROBES = 4  # random vectors that the equations are tried with
@@ -41,6 +42,8 @@ def remembered(matrix: Matrix, modes: int, dense: bool) -> tuple[Array, Array]:
             return _read(path, matrix)
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
             print(f"warning: {path} does not hold what it should ({error}), and is made again", file=sys.stderr)
+    if len(matrix) >= LONG:
+        print(f"computing {modes:,} eigenvectors of {len(matrix):,} nodes, which takes long, once", file=sys.stderr)
     found = lowest(matrix, modes, dense)
     try:
         _write(path, *found)
