@@ -277,19 +277,11 @@ class InverseHeat(Diagonal):
         else:
             linear, t = self._predictor, self._t.like(u_k)
             deviation = linear.deviation(u_hat_k, k)
-            beyond = self._beyond(network, u_k, k, deviation)
+            beyond = self.skip.beyond(network, u_k, k, linear, deviation)
             most = LIMIT * linear.variance(k, j, u_hat_k).sqrt() / linear.rms_error(k, u_hat_k)
             growth = torch.minimum(self.laplacian.decay(t[j] - t[k - 1], u_hat_k), most.clamp_min(1))
             m = linear.coefficients(linear.predict(deviation, k, j) + growth * beyond, j)
         return m if self.hold is None else self.hold(m, k, j)
-
-    def _beyond(self, network: Network, u_k: Tensor, k: Tensor, deviation: Tensor) -> Tensor:
-        """What mu has beyond the linear prediction of level k - 1, in the spectrum, along the colour axes."""
-        linear, to_spectrum = self._predictor, self.laplacian.to_spectrum
-        assert linear is not None
-        if isinstance(self.skip, LinearSkip):
-            return linear.along_axes(to_spectrum(self.skip.beyond(network, u_k, k)))
-        return linear.deviation(to_spectrum(self.skip(network, u_k, k)), k - 1) - linear.predict(deviation, k, k - 1)
 
     @cached_property
     def _predictor(self) -> LinearPredictor | None:

@@ -16,6 +16,10 @@ class Skip(Protocol):
 
     def __call__(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor: ...
 
+    def beyond(self, network: Network, u_k: Tensor, k: Tensor, linear: LinearPredictor, deviation: Tensor) -> Tensor:
+        """What mu has beyond the linear prediction of level k - 1, in the spectrum; deviation: that of u_k there."""
+        ...
+
     def counted(self, errors: Tensor, k: Tensor) -> Tensor:
         """Those of each sample, (B,)."""
         ...
@@ -26,6 +30,10 @@ class IdentitySkip:
 
     def __call__(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
         return u_k + network(u_k, k.expand(u_k.shape[0]))
+
+    def beyond(self, network: Network, u_k: Tensor, k: Tensor, linear: LinearPredictor, deviation: Tensor) -> Tensor:
+        mu_hat = linear.laplacian.to_spectrum(self(network, u_k, k))
+        return linear.deviation(mu_hat, k - 1) - linear.predict(deviation, k, k - 1)
 
     def counted(self, errors: Tensor, k: Tensor) -> Tensor:
         return squares(errors)
@@ -43,10 +51,13 @@ class LinearSkip:
     scaled: bool = False
 
     def __call__(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
-        return self.predict(u_k, k) + self.beyond(network, u_k, k)
+        return self.predict(u_k, k) + self._added(network, u_k, k)
 
-    def beyond(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
-        """c_k f(u_k, k), what mu has beyond the linear prediction."""
+    def beyond(self, network: Network, u_k: Tensor, k: Tensor, linear: LinearPredictor, deviation: Tensor) -> Tensor:
+        return linear.along_axes(linear.laplacian.to_spectrum(self._added(network, u_k, k)))
+
+    def _added(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
+        """c_k f(u_k, k)."""
         shown = self.predictor.scaled(u_k, k) if self.scaled else u_k
         return self.predictor.rms_error(k, u_k) * network(shown, k.expand(u_k.shape[0]))
 
