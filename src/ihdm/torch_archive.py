@@ -258,5 +258,5 @@ def read_archive(path: Path) -> Any:
         raise IhdmError(
             f"{path} is no checkpoint that torch.save wrote, from torch 1.6 on, or it is cut off or damaged ({error})"
         ) from error
-    except (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, NotImplementedError, RuntimeError) as error:
+    except (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
         raise IhdmError(f"{path} cannot be read as a checkpoint ({type(error).__name__}: {error})") from error
