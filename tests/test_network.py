@@ -8,7 +8,7 @@ from ihdm import memory
 from ihdm.config import load_config
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network
-from ihdm.networks.layers import Attention, Downsample, Upsample
+from ihdm.networks.layers import Attention, Downsample, Skip, Upsample
 from ihdm.networks.unet import UNet
 
 COUNTS = [  # preset, strided convolutions (the public code), average pooling (the paper)
@@ -109,6 +109,18 @@ def test_attention_is_softmax_attention():
     q, k, v = F.linear(pixels, attention.qkv.weight, attention.qkv.bias).chunk(3, dim=-1)
     expected = torch.softmax(q @ k.transpose(1, 2) / 8**0.5, -1) @ v
     torch.testing.assert_close(attention(x), x + expected.transpose(1, 2).view_as(x))
+
+
+def test_a_skip_of_feature_maps_side_by_side_is_that_of_the_joined_one():
+    torch.manual_seed(0)
+    skip = Skip(6, 4).double()
+    parts = [torch.randn(2, width, 3, 2, dtype=torch.float64, requires_grad=True) for width in (1, 2, 3)]
+    inputs = [skip.weight, *parts]
+    found, expected = skip(parts), F.conv2d(torch.cat(parts, 1), skip.weight)
+    pull = torch.randn_like(found)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found, inputs, pull), torch.autograd.grad(expected, inputs, pull))
+    assert torch.autograd.gradcheck(lambda *parts: skip(parts), parts)
 
 
 def test_pooling_averages_what_there_is_and_repetition_undoes_its_size():

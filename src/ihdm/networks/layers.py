@@ -169,7 +169,7 @@ class Skip(nn.Conv2d):
         weights = self.weight.flatten(1).split([part.shape[1] for part in parts], dim=1)
         h = _pixels(parts[0]).flatten(0, 1) @ weights[0].T
         for part, weight in zip(parts[1:], weights[1:]):
-            h = torch.addmm(h, _pixels(part).flatten(0, 1), weight.T)
+            h.addmm_(_pixels(part).flatten(0, 1), weight.T)  # a product's gradient does not need its result
         return _image(h.unflatten(0, (parts[0].shape[0], -1)), parts[0])
 
 
