@@ -114,6 +114,36 @@ def test_dropout_is_a_function_of_the_seed_and_its_gradient_knows_what_was_dropp
     torch.testing.assert_close(found, expected)
 
 
+def worst_correlation(kept: Tensor) -> float:
+    """Of any two columns; chance alone has a deviation of 1."""
+    away = kept.double() - kept.double().mean(0)
+    away /= away.norm(dim=0)
+    return float((away.T @ away).triu(1).abs().max()) * len(kept) ** 0.5
+
+
+def test_what_dropout_keeps_looks_like_chance():
+    x, seed = feature_map(8, 256, 32, 32, dtype=torch.float32), torch.tensor(5, device=DEVICE)
+    one, zero = torch.ones(8, 256, device=DEVICE), torch.zeros(8, 256, device=DEVICE)
+    y, _ = kernels.norm([x], one, zero, 32, 1e-5, False, None, 0.5, seed)
+    kept = (y != 0).permute(0, 2, 3, 1).flatten(0, 2).cpu()  # pixels of all images, channels
+    for axis in (0, 1):
+        assert ((kept.double().mean(axis) - 0.5).abs() * 2 * kept.shape[axis] ** 0.5).max() < 6
+    assert worst_correlation(kept) < 6
+    assert worst_correlation(kept[:1024].T) < 6
+
+
+def test_a_worse_hash_would_not_pass_for_chance():
+    """Numbers that were mixed once only, joined by xor instead of a product; and products of such as were not mixed."""
+    pixel, channel = torch.arange(8192)[:, None] ^ 5, torch.arange(256) ^ 5 * 0x85EBCA77
+
+    def mixed(n: Tensor) -> Tensor:
+        n = n * 0x9E3779B1 & 2**32 - 1
+        return n ^ n >> 15
+
+    assert worst_correlation((mixed(pixel) ^ mixed(channel)) * 0xC2B2AE35 & 2**31 > 0) > 6
+    assert worst_correlation((pixel | 1) * 0x9E3779B1 * (channel | 1) & 2**31 > 0) > 6
+
+
 @pytest.mark.parametrize(("channels", "size"), [(12, (5, 7)), (1, (40, 40)), (2, (64, 64)), (70, (33, 32))])
 def test_add_and_its_gradients(channels, size):
     h, x, bias = feature_map(3, channels, *size), feature_map(3, channels, *size), leaf(channels, dtype=torch.float32)

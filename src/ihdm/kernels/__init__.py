@@ -91,12 +91,11 @@ class _Norm(torch.autograd.Function):
         parts = tuple(_channels_last(part) for part in parts)
         work = _Work(parts, groups, silu, dropout)
         y = _empty_image(parts[0], work.channels)
-        stats, sums = weight.new_empty(2, work.images, groups), work.new_sums(2, weight)
+        stats, sums = weight.new_empty(2, work.images, groups), work.new_sums(2, groups, weight)
+        inputs = (parts[0], parts[-1], shift, 0 if shift is None else shift.stride(0))
         if sums is not None:
-            work.launch("norm_sums", parts[0], parts[-1], sums)
-        vectors = (shift, 0 if shift is None else shift.stride(0), weight, bias, seed)
-        outputs = (y, stats, sums, eps)
-        work.launch("norm_forward", parts[0], parts[-1], *vectors, *outputs, **work.activation)
+            work.launch("norm_sums", *inputs, sums)
+        work.launch("norm_forward", *inputs, weight, bias, seed, y, stats, sums, eps, **work.activation)
         ctx.save_for_backward(shift, weight, bias, seed, stats, *parts)
         ctx.work = work
         return (y, *parts)
@@ -110,7 +109,7 @@ class _Norm(torch.autograd.Function):
         dx = [torch.empty_like(part) for part in parts]
         dweight, dbias = weight.new_empty(weight.shape), bias.new_empty(bias.shape)
         dshift = None if shift is None else shift.new_empty(shift.shape)
-        sums = ctx.work.new_sums(3, weight)
+        sums = ctx.work.new_sums(3, ctx.work.channels, weight)
         work, vectors = ctx.work, (shift, 0 if shift is None else shift.stride(0), weight, bias, seed)
         inputs = (parts[0], parts[-1], *vectors, stats, _channels_last(dy))
         if sums is not None:
@@ -190,9 +189,9 @@ class _Work:
             "scale": 1 / (1 - dropout),
         }
 
-    def new_sums(self, count: int, like: Tensor) -> Tensor | None:
+    def new_sums(self, count: int, width: int, like: Tensor) -> Tensor | None:
         """Space for each chunk's sums; none is needed where one program sees all pixels."""
-        return None if self.whole else like.new_empty(count, self.images, self.chunks, self.channels)
+        return None if self.whole else like.new_empty(count, self.images, self.chunks, width)
 
     def launch(self, name: str, *arguments: Any, **options: Any) -> None:
         _launch(name, self.grid, *arguments, **(self.options | options))

@@ -6,8 +6,12 @@ FULL: all elements of all programs exist.
 
 # mypy: ignore-errors
 # ruff: noqa: SIM108 -- branches at compile time are clearer as such
+import os
+
 import triton
 import triton.language as tl
+
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # then formulas stand in for instructions
 
 
 @triton.jit
@@ -35,25 +39,25 @@ def _place(X1, X2, p, c, PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexp
 
 
 @triton.jit
-def _load(
-    X1, X2, p, c, real,
-    PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, FULL: tl.constexpr,
-):  # fmt: skip
+def _load(X1, X2, p, c, real, PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, FULL: tl.constexpr):
     """Pixels p of channels c of two feature maps side by side, in float32; 0 outside, unless all are inside."""
     inside = (p < PIXELS)[:, None] & real[None, :]
     place = _place(X1, X2, p, c, PIXELS, C1, C2)
     if FULL:
-        x = tl.load(place).to(tl.float32)
+        x = tl.load(place)
     else:
-        x = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(place, mask=inside, other=0.0)
+    if INTERPRETED or x.dtype != tl.bfloat16:
+        x = x.to(tl.float32)
+    else:  # two at a time, with one instruction each
+        x = tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;", "=r,=r,r", [x], tl.float32, True, 2
+        )
     return x
 
 
 @triton.jit
-def _store(
-    X1, X2, x, p, c, real,
-    PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, FULL: tl.constexpr,
-):  # fmt: skip
+def _store(X1, X2, x, p, c, real, PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, FULL: tl.constexpr):
     """The reverse of `_load`."""
     x = x.to(X1.dtype.element_ty)
     inside = (p < PIXELS)[:, None] & real[None, :]
@@ -65,72 +69,90 @@ def _store(
 
 
 @triton.jit
-def _inside(x, p, PIXELS: tl.constexpr, FULL: tl.constexpr):
-    """x, with 0 for pixels that do not exist."""
-    if not FULL:
-        x = tl.where((p < PIXELS)[:, None], x, 0.0)
-    return x
+def _by_group(x, SLOTS: tl.constexpr, GROUPS: tl.constexpr):
+    """The sum over pixels and each group's channels; channels first, as a thread holds several side by side."""
+    return tl.sum(tl.sum(tl.reshape(x, (x.shape[0], GROUPS, SLOTS)), 2), 0)
 
 
 @triton.jit
-def _group_sums(x, SLOTS: tl.constexpr, GROUPS: tl.constexpr):
-    """The sum over each group, for each of its slots."""
-    sums = tl.sum(tl.reshape(x, (GROUPS, SLOTS)), 1)
-    return tl.reshape(tl.broadcast_to(sums[:, None], (GROUPS, SLOTS)), (GROUPS * SLOTS,))
+def _to_channels(x, SLOTS: tl.constexpr, GROUPS: tl.constexpr):
+    """What belongs to a group, for each of its slots."""
+    return tl.reshape(tl.broadcast_to(x[:, None], (GROUPS, SLOTS)), (GROUPS * SLOTS,))
 
 
 @triton.jit
-def _kept(p, c, SEED, threshold, PIXELS: tl.constexpr, C: tl.constexpr):
-    """Which elements dropout keeps: a hash of the element's number and the seed."""
-    number = (tl.program_id(1) * PIXELS + p)[:, None] * C + c[None, :]
-    h = number.to(tl.uint32) ^ tl.load(SEED).to(tl.uint32)
+def _group_mean(x, PIXELS: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr):
+    """From each channel's sum over pixels the mean of its group."""
+    return _to_channels(_by_group(x[None, :], SLOTS, GROUPS), SLOTS, GROUPS) / (SIZE * PIXELS)
+
+
+@triton.jit
+def _mixed(h):
+    """A number of 32 bits that looks like chance."""
     h = (h ^ (h >> 16)) * 0x7FEB352D
-    return (h ^ (h >> 15)) * 0x846CA68B >= threshold.to(tl.uint32)
+    h = (h ^ (h >> 15)) * 0x846CA68B
+    return h ^ (h >> 16)
 
 
 @triton.jit
-def _sigmoid(z):
-    root = tl.rsqrt(1.0 + tl.exp(-z))  # its square is cheaper than a division
-    return root * root
+def _kept(p, c, SEED, threshold, PIXELS: tl.constexpr):
+    """Which elements dropout keeps: by the product of two odd numbers, one of the pixel and one of the channel.
+
+    Each is computed once for all elements that share it.
+    """
+    seed = tl.load(SEED).to(tl.uint32)
+    row = _mixed((tl.program_id(1) * PIXELS + p).to(tl.uint32) ^ seed) | 1
+    column = _mixed(c.to(tl.uint32) ^ (seed * 0x85EBCA77)) | 1
+    return row[:, None] * column[None, :] >= threshold.to(tl.uint32)
 
 
 @triton.jit
-def _finish(
-    total, squares, pivot, c, real, SHIFT, shift_row, WEIGHT, BIAS, STATS, eps,
-    PIXELS: tl.constexpr, C: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr,
+def _tanh(x, MAP):
+    """As precise as the feature map's numbers: the instruction is wrong by 2^-11 at most, bfloat16 by 2^-9."""
+    if INTERPRETED or MAP.dtype.element_ty != tl.bfloat16:
+        t = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
+    else:
+        t = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    return t
+
+
+@triton.jit
+def _shift_and_centre(
+    X1, X2, SHIFT, shift_row, c, real,
+    PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr,
+    GROUPS: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Factor and offset of each channel, from its sums of x - pivot and of the squares; keep mean and 1 / deviation."""
-    own = total / PIXELS  # each channel's mean, and then the group's
-    squares -= total * own
-    own += pivot
-    shift = tl.zeros_like(own)
+    """What the level adds to each channel; and a number near each group's mean, to keep squares of distances small."""
+    shift = tl.zeros_like(c).to(tl.float32)
     if SHIFT is not None:
         shift = tl.load(SHIFT + tl.program_id(1) * shift_row + c, mask=real, other=0.0).to(tl.float32)
-        own += shift
-    mean = _group_sums(tl.where(real, own, 0.0), SLOTS, GROUPS) / SIZE
-    apart = tl.where(real, own - mean, 0.0)
-    variance = _group_sums(squares + PIXELS * apart * apart, SLOTS, GROUPS) / (SIZE * PIXELS)
-    inverse = tl.rsqrt(tl.maximum(variance, 0.0) + eps)
-    groups: tl.constexpr = C // SIZE
-    place = STATS + tl.program_id(1) * groups + c // SIZE
-    if tl.program_id(2) == 0:
-        first = real & (c % SIZE == 0)
-        tl.store(place, mean, mask=first)
-        tl.store(place + tl.num_programs(1) * groups, inverse, mask=first)
-    factor = inverse * tl.load(WEIGHT + c, mask=real, other=0.0)
-    return factor, tl.load(BIAS + c, mask=real, other=0.0) + (shift - mean) * factor
+    first = _load(X1, X2, tl.arange(0, 1), c, real, PIXELS, C1, C2, FULL)
+    return shift, _by_group(first + shift[None, :], SLOTS, GROUPS) / SIZE
+
+
+@triton.jit
+def _away(X1, X2, move, p, c, real, PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, FULL: tl.constexpr):
+    """x + move, and 0 outside."""
+    away = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL) + move[None, :]
+    if not FULL:
+        away = tl.where((p < PIXELS)[:, None] & real[None, :], away, 0.0)
+    return away
 
 
 @triton.jit
 def _activated(
-    x, factor, offset, p, c, SEED, threshold, scale,
-    PIXELS: tl.constexpr, C: tl.constexpr, SILU: tl.constexpr, DROPOUT: tl.constexpr,
+    x, factor, offset, p, c, SEED, threshold, scale, Y,
+    PIXELS: tl.constexpr, SILU: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    y = x * factor[None, :] + offset[None, :]
+    """SiLU of z = factor x + offset, which is z / 2 + z / 2 tanh(z / 2), where it is asked for; then dropout."""
     if SILU:
-        y *= _sigmoid(y)
+        factor, offset = 0.5 * factor, 0.5 * offset
+    z = x * factor[None, :] + offset[None, :]
+    y = z
     if DROPOUT:
-        y = tl.where(_kept(p, c, SEED, threshold, PIXELS, C), y * scale, 0.0)
+        y *= tl.where(_kept(p, c, SEED, threshold, PIXELS), scale, 0.0)
+    if SILU:
+        y += y * _tanh(z, Y)
     return y
 
 
@@ -143,33 +165,37 @@ def norm_forward(
 ):  # fmt: skip
     """Small maps: all pixels at once. Large ones: chunk by chunk, with the sums that `norm_sums` has left."""
     c, real = _channels(SIZE, SLOTS, GROUPS)
+    g = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     p = tl.arange(0, ROWS)
     C: tl.constexpr = C1 + C2
-    pivot = tl.sum(_load(X1, X2, tl.arange(0, 1), c, real, PIXELS, C1, C2, FULL), 0)  # keeps the squares small
+    groups: tl.constexpr = C // SIZE
+    shift, centre = _shift_and_centre(X1, X2, SHIFT, shift_row, c, real, PIXELS, C1, C2, SIZE, SLOTS, GROUPS, FULL)
     if SUMS is None:
-        x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)
-        away = _inside(x - pivot[None, :], p, PIXELS, FULL)
-        total, squares = tl.sum(away, 0), tl.sum(away * away, 0)
+        away = _away(X1, X2, shift - _to_channels(centre, SLOTS, GROUPS), p, c, real, PIXELS, C1, C2, FULL)
+        total, squares = _by_group(away, SLOTS, GROUPS), _by_group(away * away, SLOTS, GROUPS)
     else:
-        total, squares = _gathered(SUMS, 0, c, real, C), _gathered(SUMS, 1, c, real, C)
-    factor, offset = _finish(total, squares, pivot, c, real, SHIFT, shift_row, WEIGHT, BIAS, STATS, eps,
-                             PIXELS, C, SIZE, SLOTS, GROUPS)  # fmt: skip
-    if SUMS is None:
-        x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)  # again: it is in the cache, and registers are scarce
-        y = _activated(x, factor, offset, p, c, SEED, threshold, scale, PIXELS, C, SILU, DROPOUT)
-        _store(Y, Y, y, p, c, real, PIXELS, C, 0, FULL)
-    else:
+        total, squares = _gathered(SUMS, 0, g, g < groups, groups), _gathered(SUMS, 1, g, g < groups, groups)
+    total /= SIZE * PIXELS
+    mean, variance = centre + total, squares / (SIZE * PIXELS) - total * total
+    inverse = tl.rsqrt(tl.maximum(variance, 0.0) + eps)
+    if tl.program_id(2) == 0:
+        place = STATS + tl.program_id(1) * groups + g
+        tl.store(place, mean)
+        tl.store(place + tl.num_programs(1) * groups, inverse)
+    factor = _to_channels(inverse, SLOTS, GROUPS) * tl.load(WEIGHT + c, mask=real, other=0.0)
+    offset = tl.load(BIAS + c, mask=real, other=0.0) + (shift - _to_channels(mean, SLOTS, GROUPS)) * factor
+    if SUMS is not None:
         p += tl.program_id(2) * CHUNK
-        for _ in range(0, CHUNK, ROWS):
-            x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)
-            y = _activated(x, factor, offset, p, c, SEED, threshold, scale, PIXELS, C, SILU, DROPOUT)
-            _store(Y, Y, y, p, c, real, PIXELS, C, 0, FULL)
-            p += ROWS
+    for _ in range(0, CHUNK, ROWS):
+        x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)  # of small maps again: cached, and registers are scarce
+        y = _activated(x, factor, offset, p, c, SEED, threshold, scale, Y, PIXELS, SILU, DROPOUT)
+        _store(Y, Y, y, p, c, real, PIXELS, C, 0, FULL)
+        p += ROWS
 
 
 @triton.jit
 def _sums_place(SUMS, which, chunk, C: tl.constexpr):
-    """SUMS has the shape (number of sums, images, chunks, C); the number of chunks is the grid's."""
+    """SUMS has the shape (number of sums, images, chunks, C or groups); the number of chunks is the grid's."""
     return SUMS + ((which * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(2) + chunk) * C
 
 
@@ -184,28 +210,30 @@ def _gathered(SUMS, which, c, real, C: tl.constexpr):
 
 @triton.jit
 def norm_sums(
-    X1, X2, SUMS,
+    X1, X2, SHIFT, shift_row, SUMS,
     PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr,
     GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Of one chunk of pixels, the sums of x - pivot and of its squares."""
+    """Of one chunk of pixels, each group's sums of distances from its centre and of their squares."""
     c, real = _channels(SIZE, SLOTS, GROUPS)
-    p = tl.program_id(2) * CHUNK + tl.arange(0, ROWS)
-    pivot = tl.sum(_load(X1, X2, tl.arange(0, 1), c, real, PIXELS, C1, C2, FULL), 0)
-    total, squares = tl.zeros((ROWS, GROUPS * SLOTS), tl.float32), tl.zeros((ROWS, GROUPS * SLOTS), tl.float32)
+    g = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
+    groups: tl.constexpr = (C1 + C2) // SIZE
+    chunk = tl.program_id(2)
+    p = chunk * CHUNK + tl.arange(0, ROWS)
+    shift, centre = _shift_and_centre(X1, X2, SHIFT, shift_row, c, real, PIXELS, C1, C2, SIZE, SLOTS, GROUPS, FULL)
+    total = tl.zeros((ROWS, GROUPS * SLOTS), tl.float32)
+    squares = tl.zeros_like(total)
     for _ in range(0, CHUNK, ROWS):
-        away = _inside(_load(X1, X2, p, c, real, PIXELS, C1, C2, FULL) - pivot[None, :], p, PIXELS, FULL)
+        away = _away(X1, X2, shift - _to_channels(centre, SLOTS, GROUPS), p, c, real, PIXELS, C1, C2, FULL)
         total += away
         squares += away * away
         p += ROWS
-    tl.store(_sums_place(SUMS, 0, tl.program_id(2), C1 + C2) + c, tl.sum(total, 0), mask=real)
-    tl.store(_sums_place(SUMS, 1, tl.program_id(2), C1 + C2) + c, tl.sum(squares, 0), mask=real)
+    tl.store(_sums_place(SUMS, 0, chunk, groups) + g, _by_group(total, SLOTS, GROUPS))
+    tl.store(_sums_place(SUMS, 1, chunk, groups) + g, _by_group(squares, SLOTS, GROUPS))
 
 
 @triton.jit
-def _known(
-    c, real, SHIFT, shift_row, WEIGHT, BIAS, STATS, C: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
+def _known(c, real, SHIFT, shift_row, WEIGHT, BIAS, STATS, C: tl.constexpr, SIZE: tl.constexpr):
     """What the forward pass has found: factor and offset that normalise, weight and bias."""
     n, groups = tl.program_id(1), C // SIZE
     mean = tl.load(STATS + n * groups + c // SIZE, mask=real, other=0.0)
@@ -217,23 +245,21 @@ def _known(
 
 
 @triton.jit
-def _before_norm(
-    X1, X2, SEED, DY, p, c, real, threshold, scale, inverse, offset, weight, bias,
-    PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, FULL: tl.constexpr,
-    SILU: tl.constexpr, DROPOUT: tl.constexpr,
+def _before_activation(
+    x, DY, SEED, p, c, real, threshold, scale, inverse, offset, weight, bias,
+    PIXELS: tl.constexpr, C: tl.constexpr, FULL: tl.constexpr, SILU: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """The normalised input, and the gradient of what weight and bias made of it."""
-    C: tl.constexpr = C1 + C2
-    x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)
+    """dz, the gradient of what weight and bias made of the normalised input; 0 outside."""
     dz = _load(DY, DY, p, c, real, PIXELS, C, 0, FULL)
-    normal = _inside(x * inverse[None, :] + offset[None, :], p, PIXELS, FULL)
-    if DROPOUT:
-        dz = tl.where(_kept(p, c, SEED, threshold, PIXELS, C), dz * scale, 0.0)
     if SILU:
-        z = normal * weight[None, :] + bias[None, :]
-        gate = _sigmoid(z)
-        dz *= gate * (1 + z * (1 - gate))
-    return normal, dz
+        half = x * (0.5 * inverse * weight)[None, :] + (0.5 * (offset * weight + bias))[None, :]
+        t = _tanh(half, DY)
+        dz *= (0.5 * scale + 0.5 * scale * t) * (1 + half - half * t)
+    elif DROPOUT:
+        dz *= scale
+    if DROPOUT:
+        dz = tl.where(_kept(p, c, SEED, threshold, PIXELS), dz, 0.0)
+    return dz
 
 
 @triton.jit
@@ -248,41 +274,38 @@ def norm_backward(
     c, real = _channels(SIZE, SLOTS, GROUPS)
     p = tl.arange(0, ROWS)
     C: tl.constexpr = C1 + C2
-    n = tl.program_id(1)
     inverse, offset, weight, bias = _known(c, real, SHIFT, shift_row, WEIGHT, BIAS, STATS, C, SIZE)
     if SUMS is None:
-        normal, dz = _before_norm(X1, X2, SEED, DY, p, c, real, threshold, scale, inverse, offset, weight, bias,
-                                  PIXELS, C1, C2, FULL, SILU, DROPOUT)  # fmt: skip
-        dbias, dweight, normals = tl.sum(dz, 0), tl.sum(dz * normal, 0), tl.sum(normal, 0)
+        x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)
+        dz = _before_activation(x, DY, SEED, p, c, real, threshold, scale, inverse, offset, weight, bias,
+                                PIXELS, C, FULL, SILU, DROPOUT)  # fmt: skip
+        dbias, products, total = tl.sum(dz, 0), tl.sum(dz * x, 0), tl.sum(x, 0)
     else:
-        dbias, dweight = _gathered(SUMS, 0, c, real, C), _gathered(SUMS, 1, c, real, C)
-        normals = _gathered(SUMS, 2, c, real, C)
-    along = inverse * _group_sums(dweight * weight, SLOTS, GROUPS) / (SIZE * PIXELS)
-    common = inverse * _group_sums(dbias * weight, SLOTS, GROUPS) / (SIZE * PIXELS)
+        dbias, products = _gathered(SUMS, 0, c, real, C), _gathered(SUMS, 1, c, real, C)
+        total = _gathered(SUMS, 2, c, real, C)
+    dweight = inverse * products + offset * dbias
+    along = inverse * _group_mean(dweight * weight, PIXELS, SIZE, SLOTS, GROUPS)
+    common = inverse * _group_mean(dbias * weight, PIXELS, SIZE, SLOTS, GROUPS)
     pull = inverse * weight
     if tl.program_id(2) == 0:
-        tl.store(DWEIGHT + n * C + c, dweight, mask=real)
-        tl.store(DBIAS + n * C + c, dbias, mask=real)
+        row = tl.program_id(1) * C
+        tl.store(DWEIGHT + row + c, dweight, mask=real)
+        tl.store(DBIAS + row + c, dbias, mask=real)
         if DSHIFT is not None:
-            dshift = pull * dbias - PIXELS * common - along * normals
-            tl.store(DSHIFT + n * C + c, dshift.to(DSHIFT.dtype.element_ty), mask=real)
-    if SUMS is None:
+            dshift = pull * dbias - PIXELS * common - along * (inverse * total + PIXELS * offset)
+            tl.store(DSHIFT + row + c, dshift.to(DSHIFT.dtype.element_ty), mask=real)
+    if SUMS is not None:
+        p += tl.program_id(2) * CHUNK
+    for _ in range(0, CHUNK, ROWS):
         x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)
-        normal = x * inverse[None, :] + offset[None, :]
-        dx = pull[None, :] * dz - common[None, :] - normal * along[None, :]
+        if SUMS is not None:
+            dz = _before_activation(x, DY, SEED, p, c, real, threshold, scale, inverse, offset, weight, bias,
+                                    PIXELS, C, FULL, SILU, DROPOUT)  # fmt: skip
+        dx = pull[None, :] * dz - (x * (along * inverse)[None, :] + (common + along * offset)[None, :])
         if R1 is not None:
             dx += _load(R1, R2, p, c, real, PIXELS, C1, C2, FULL)
         _store(DX1, DX2, dx, p, c, real, PIXELS, C1, C2, FULL)
-    else:
-        p += tl.program_id(2) * CHUNK
-        for _ in range(0, CHUNK, ROWS):
-            normal, dz = _before_norm(X1, X2, SEED, DY, p, c, real, threshold, scale, inverse, offset, weight, bias,
-                                      PIXELS, C1, C2, FULL, SILU, DROPOUT)  # fmt: skip
-            dx = pull[None, :] * dz - common[None, :] - normal * along[None, :]
-            if R1 is not None:
-                dx += _load(R1, R2, p, c, real, PIXELS, C1, C2, FULL)
-            _store(DX1, DX2, dx, p, c, real, PIXELS, C1, C2, FULL)
-            p += ROWS
+        p += ROWS
 
 
 @triton.jit
@@ -292,24 +315,25 @@ def norm_backward_sums(
     GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr,
     SILU: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Of one chunk of pixels, the sums of dz, of dz x normalised and of normalised."""
+    """Of one chunk of pixels, each channel's sums of dz, of dz x and of x."""
     c, real = _channels(SIZE, SLOTS, GROUPS)
-    p = tl.program_id(2) * CHUNK + tl.arange(0, ROWS)
+    chunk = tl.program_id(2)
+    p = chunk * CHUNK + tl.arange(0, ROWS)
     C: tl.constexpr = C1 + C2
     inverse, offset, weight, bias = _known(c, real, SHIFT, shift_row, WEIGHT, BIAS, STATS, C, SIZE)
-    one = tl.zeros((ROWS, GROUPS * SLOTS), tl.float32)
-    two, three = tl.zeros_like(one), tl.zeros_like(one)
+    dbias = tl.zeros((ROWS, GROUPS * SLOTS), tl.float32)
+    products, total = tl.zeros_like(dbias), tl.zeros_like(dbias)
     for _ in range(0, CHUNK, ROWS):
-        normal, dz = _before_norm(X1, X2, SEED, DY, p, c, real, threshold, scale, inverse, offset, weight, bias,
-                                  PIXELS, C1, C2, FULL, SILU, DROPOUT)  # fmt: skip
-        one += dz
-        two += dz * normal
-        three += normal
+        x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)
+        dz = _before_activation(x, DY, SEED, p, c, real, threshold, scale, inverse, offset, weight, bias,
+                                PIXELS, C, FULL, SILU, DROPOUT)  # fmt: skip
+        dbias += dz
+        products += dz * x
+        total += x
         p += ROWS
-    chunk = tl.program_id(2)
-    tl.store(_sums_place(SUMS, 0, chunk, C) + c, tl.sum(one, 0), mask=real)
-    tl.store(_sums_place(SUMS, 1, chunk, C) + c, tl.sum(two, 0), mask=real)
-    tl.store(_sums_place(SUMS, 2, chunk, C) + c, tl.sum(three, 0), mask=real)
+    tl.store(_sums_place(SUMS, 0, chunk, C) + c, tl.sum(dbias, 0), mask=real)
+    tl.store(_sums_place(SUMS, 1, chunk, C) + c, tl.sum(products, 0), mask=real)
+    tl.store(_sums_place(SUMS, 2, chunk, C) + c, tl.sum(total, 0), mask=real)
 
 
 @triton.jit
