@@ -16,7 +16,7 @@ ROOT = Path(ihdm.__file__).parent
 
 FLOORS = [  # a module imports from its own floor or those before it
     {"errors", "cache", "heat", "schedule", "noise", "kernels", "pixels", "workers", "writer", "stopping", "plots"}
-    | {"torch_archive", "sharding", "settings", "registry", "constant", "basis", "earlier", "disk", "progress"}
+    | {"torch_archive", "flat", "sharding", "settings", "registry", "constant", "basis", "earlier", "disk", "progress"}
     | {"blurs", "labels", "trackers", "extras", "pictures", "domains", "graph", "eigenvectors", "remembered", "host"},
     {"networks", "prior", "processes", "sampler", "likelihood", "restoration", "familiar"},
     {"config", "optimisation"},

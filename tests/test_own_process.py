@@ -24,7 +24,7 @@ from ihdm.execution import Execution
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network
-from ihdm.optimisation import follow
+from ihdm.optimisation import Adam
 from ihdm.registry import NETWORKS, PROCESSES
 from ihdm.trainer import Trainer
 
@@ -161,7 +161,8 @@ def test_another_kind_keeps_what_it_can_of_the_settings(example, tiny_config):
 def test_the_averaged_network_has_the_buffers_of_the_network():
     network, average = (nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)) for _ in range(2))
     network(torch.randn(4, 1, 3, 3))
-    follow(average, network, torch.tensor(0.5))
+    average.requires_grad_(False)
+    Adam(network, average, clip=1.0).update(torch.tensor([0.1, 0.5]))
     assert average[1].running_var.equal(network[1].running_var) and int(average[1].num_batches_tracked) == 1
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ihdm.disk import load_tensors, replaced_folder, seal
 from ihdm.errors import IhdmError
+from ihdm.optimisation import Adam
 from ihdm.sharding import divided_like, whole
 
 MANIFEST = "manifest.json"  # step, images, and size and checksum of every other file
@@ -30,7 +31,7 @@ class TrainingState:
 
     network: nn.Module
     average: nn.Module
-    optimizer: Any  # torch's, or accelerate's around it
+    optimizer: Adam
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Snapshot:
         files = {
             NETWORK: _flat(state.network),
             AVERAGE: _flat(state.average),
-            OPTIMIZER: _flat_optimizer(state.optimizer),
+            OPTIMIZER: {name: _copy(tensor) for name, tensor in state.optimizer.tensors().items()},
         }
         return cls(step, data, processes, places, files)
 
@@ -156,15 +157,6 @@ def _flat(module: nn.Module) -> dict[str, Tensor]:
     return {name: _copy(tensor) for name, tensor in module.state_dict().items()}
 
 
-def _flat_optimizer(optimizer: Any) -> dict[str, Tensor]:
-    """The optimiser's tensors as "number of the parameter.name of the tensor"."""
-    return {
-        f"{number}.{name}": _copy(tensor)
-        for number, tensors in optimizer.state_dict()["state"].items()
-        for name, tensor in tensors.items()
-    }
-
-
 def _copy(tensor: Tensor) -> Tensor:
     """On the host, in memory of its own, in the usual order."""
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(whole(tensor.detach()))
@@ -175,14 +167,12 @@ def _load(module: nn.Module, tensors: dict[str, Tensor]) -> None:
     module.load_state_dict({name: divided_like(tensor, now.get(name)) for name, tensor in tensors.items()})
 
 
-def _load_optimizer(optimizer: Any, tensors: dict[str, Tensor]) -> None:
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        number, name = key.split(".", 1)
-        state.setdefault(int(number), {})[name] = tensor
-    before = {parameter: dict(tensors) for parameter, tensors in optimizer.state.items()}
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    for parameter, loaded in optimizer.state.items():
-        for name, value in loaded.items():  # in the place it had, or else in the memory order of its parameter
-            new = torch.empty_like(parameter) if value.shape == parameter.shape else value
-            loaded[name] = before.get(parameter, {}).get(name, new).copy_(divided_like(value, new))
+def _load_optimizer(optimizer: Adam, tensors: dict[str, Tensor]) -> None:
+    """Into the places that they have."""
+    now = optimizer.tensors()
+    if set(now) != set(tensors):
+        raise ValueError(f"{OPTIMIZER} is not of this network")
+    for name, tensor in now.items():
+        if tensor.shape != tensors[name].shape:
+            raise ValueError(f"{name} in {OPTIMIZER} has the shape {tuple(tensors[name].shape)}")
+        tensor.copy_(divided_like(tensors[name], tensor))

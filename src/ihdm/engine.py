@@ -24,6 +24,7 @@ from ihdm.config import Device, Precision
 from ihdm.errors import UsageError
 from ihdm.networks import float32_layers, has_fused_path
 from ihdm.networks.pyramid import depth_option, joined, parts_of
+from ihdm.optimisation import LoweredAdam
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -104,22 +105,29 @@ class Lowered(nn.Module):
     """A network that computes in `precision` from float32 weights, and answers in float32.
 
     With the GPU's kernels, vectors stay as they are and are given for each image; else those of the layers that the
-    network names stay.
+    network names stay. `weights` may have all others in lower precision already, and a place for all gradients.
     """
+
+    weights: LoweredAdam | None = None
 
     def __init__(self, network: nn.Module, precision: torch.dtype, fused: bool = True):
         super().__init__()
         self.network, self.precision, self.fused = network, precision, fused and has_fused_path(network)
 
+    def by_kernels(self, device: torch.device) -> bool:
+        """Whether it computes with the GPU's kernels there."""
+        return self.fused and kernels.usable(device, self.precision)
+
     def forward(self, u: Tensor, k: Tensor, *condition: Tensor) -> Tensor:
         named, u = dict(self.network.named_parameters()), u.to(self.precision)
-        if not (self.fused and kernels.usable(u.device, self.precision)):
+        if not self.by_kernels(u.device):
             kept = {name: named[name] for name in self._kept()}
             return functional_call(self.network, kept | self._converted(named, kept), (u, k, *condition)).float()
         vectors = {name: weight for name, weight in named.items() if weight.ndim == 1}
         lower, parts = self._converted(named, vectors), parts_of(self.network, k)
         sizes = [len(k if part.rows is None else part.rows) for part in parts]
-        per_image = iter(_PerImage.apply(sizes, *vectors.values()))
+        into = self.weights and self.weights.of_vectors
+        per_image = iter(_PerImage.apply(sizes, into, *vectors.values()))
 
         def answer(depth: int | None, *inputs: Tensor) -> Tensor:
             weights = lower | dict(zip(vectors, per_image))
@@ -129,7 +137,9 @@ class Lowered(nn.Module):
 
     def _converted(self, named: dict[str, nn.Parameter], kept: Iterable[str]) -> dict[str, Tensor]:
         names = [name for name in named if name not in set(kept)]
-        return dict(zip(names, _Convert.apply(self.precision, *(named[name] for name in names))))
+        weights = (named[name] for name in names)
+        lower = _Kept.apply(self.weights, *weights) if self.weights else _Convert.apply(self.precision, *weights)
+        return dict(zip(names, lower))
 
     def _kept(self) -> list[str]:
         layers = float32_layers(self.network)
@@ -137,8 +147,11 @@ class Lowered(nn.Module):
         return [f"{name}.{part}" for name, module in modules for part, _ in module.named_parameters(recurse=False)]
 
 
-def compile_ahead(network: nn.Module, u: Tensor, precision: torch.dtype) -> None:
-    """Compile the kernels that the network needs for batches like `u`, with gradients if it is being trained."""
+def compile_ahead(network: nn.Module, u: Tensor, precision: torch.dtype, update: bool = False) -> None:
+    """Compile the kernels that the network needs for batches like `u`, with gradients if it is being trained.
+
+    update: those of `LoweredAdam`, too.
+    """
     if not (has_fused_path(network) and kernels.usable(u.device, precision)):
         return
     lower = Lowered(copy.deepcopy(network).to("meta"), precision)
@@ -146,6 +159,8 @@ def compile_ahead(network: nn.Module, u: Tensor, precision: torch.dtype) -> None
         answer = lower(torch.empty_like(u, device="meta"), torch.empty(len(u), device="meta"))
         if network.training:
             answer.sum().backward()
+        if update:
+            LoweredAdam(lower.network, copy.deepcopy(lower.network), 1.0, precision).update(u.new_empty(2).to("meta"))
 
 
 class _Convert(torch.autograd.Function):
@@ -165,19 +180,40 @@ class _Convert(torch.autograd.Function):
         return None, *converted
 
 
-class _PerImage(torch.autograd.Function):
-    """Vectors, seen once for each image of each part of a batch; their gradients are summed over images in one go."""
+class _Kept(torch.autograd.Function):
+    """Tensors as they are kept in another precision, and their gradients put where they are wanted."""
 
     @staticmethod
-    def forward(ctx: Any, sizes: Sequence[int], *vectors: Tensor) -> tuple[Tensor, ...]:
-        ctx.widths = [len(vector) for vector in vectors]
+    def forward(ctx: Any, kept: LoweredAdam, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.into = kept.of_matrices
+        return tuple(kept.lower)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
+        torch._foreach_copy_(ctx.into, list(gradients))
+        return None, *(None for _ in gradients)
+
+
+class _PerImage(torch.autograd.Function):
+    """Vectors, seen once for each image of each part of a batch; their gradients are summed over images in one go.
+
+    into: where to put these, if not into the vectors' own.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, sizes: Sequence[int], into: list[Tensor] | None, *vectors: Tensor) -> tuple[Tensor, ...]:
+        ctx.into, ctx.widths = into, [len(vector) for vector in vectors]
         return tuple(vector.expand(images, -1) for images in sizes for vector in vectors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         count = len(ctx.widths)
         parts = [torch.cat(gradients[n : n + count], dim=1) for n in range(0, len(gradients), count)]
-        return None, *torch.cat(parts).sum(0).split(ctx.widths)
+        sums = torch.cat(parts).sum(0).split(ctx.widths)
+        if ctx.into is None:
+            return None, None, *sums
+        torch._foreach_copy_(ctx.into, list(sums))
+        return None, None, *(None for _ in sums)
 
 
 def lowered(network: nn.Module, precision: torch.dtype, fused: bool = True) -> nn.Module:

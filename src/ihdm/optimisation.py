@@ -1,12 +1,21 @@
-"""How weights move: the learning rate, and their moving average."""
+"""How weights move: the learning rate, Adam with clipped gradients, and the moving average."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from ihdm import kernels
 from ihdm.config import TrainerConfig
-from ihdm.sharding import own_part
+from ihdm.flat import Flat
+from ihdm.sharding import is_divided, own_part, whole
+
+BETAS, EPS = (0.9, 0.999), 1e-8  # of Adam
+TINY = 1e-6  # beside a norm that is divided by, as in torch
+PROGRAMS, SIZE = 1024, 1024  # programs that add up squares; elements of a program
 
 
 def learning_rate(settings: TrainerConfig, step: int) -> float:
@@ -21,15 +30,157 @@ def averaging_weight(settings: TrainerConfig, step: int) -> float:
     return 1 - min(settings.ema, (1 + step) / (10 + step)) if step else 1.0
 
 
-@torch.no_grad()
-def follow(average: nn.Module, network: nn.Module, weight: Tensor) -> None:
-    """average += weight (network - average), a few launches for all weights; of divided ones each process its part.
+class Adam:
+    """Adam with clipped gradients (Kingma and Ba 2015), then the moving average of the weights.
 
-    The parts are asked for anew each time: FSDP moves them in memory when a network first computes or is loaded.
+    Weights may be divided among processes, each of which moves its own part; see `FlatAdam` for whole ones.
     """
-    averages, weights = ([own_part(p) for p in module.parameters()] for module in (average, network))
-    change = torch._foreach_sub(weights, averages)
-    torch._foreach_mul_(change, weight)
-    torch._foreach_add_(averages, change)
-    for kept, now in zip(average.buffers(), network.buffers()):  # such as a normalisation's, averages already
-        kept.copy_(now)
+
+    def __init__(self, network: nn.Module, average: nn.Module, clip: float):
+        self.network, self.average, self.clip = network, average, clip
+        self.weights, self.averages = list(network.parameters()), list(average.parameters())
+        self.taken = torch.zeros((), device=self.weights[0].device)  # steps
+        self.first, self.second = self._moments()
+
+    def _moments(self) -> Sequence[list[Tensor]]:
+        return [[torch.zeros_like(weight) for weight in self.weights] for _ in range(2)]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps, by "number of the weight.name of the tensor", in torch's names."""
+        names = {"step": [self.taken] * len(self.weights), "exp_avg": self.first, "exp_avg_sq": self.second}
+        return {f"{number}.{name}": tensor for name, some in names.items() for number, tensor in enumerate(some)}
+
+    def loaded(self) -> None:
+        """Weights were loaded: take note, where they are kept in lower precision too."""
+
+    def forget_gradients(self) -> None:
+        self.network.zero_grad()
+
+    def gradients(self) -> list[Tensor]:
+        return [torch.zeros_like(w) if w.grad is None else w.grad for w in self.weights]
+
+    @torch.no_grad()
+    def update(self, rates: Tensor) -> Tensor:
+        """One step with the rates of Adam and of the average; the gradient's norm before clipping.
+
+        Without a finite gradient nothing changes.
+        """
+        norm = whole(torch.nn.utils.get_total_norm(self.gradients()))
+        finite = norm.isfinite()
+        self.taken += finite
+        weights, gradients, first, second, averages = self._in_memory()
+        torch._fused_adam_(
+            *(weights, gradients, first, second, []),
+            [self.taken] * len(weights),
+            lr=rates[0],
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            eps=EPS,
+            weight_decay=0.0,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=((norm + TINY) / self.clip).clamp_min(1),
+            found_inf=(~finite).float(),
+        )
+        for average, weight in zip(averages, weights):
+            average.lerp_(weight, rates[1] * finite)
+        for kept, now in zip(self.average.buffers(), self.network.buffers()):  # such as a normalisation's averages
+            kept.copy_(now)
+        return norm
+
+    def _in_memory(self) -> Sequence[list[Tensor]]:
+        """What this process has of each, asked for anew: FSDP moves it when a network first computes or is loaded."""
+        columns = (self.weights, self.gradients(), self.first, self.second, self.averages)
+        return [[own_part(tensor) for tensor in column] for column in columns]
+
+
+class FlatAdam(Adam):
+    """The same with weights, gradients, moments and averages each in one piece of memory, as views of it."""
+
+    @staticmethod
+    def suits(network: nn.Module) -> bool:
+        """Whether the weights can lie side by side."""
+        weights = list(network.parameters())
+        kinds = {(weight.dtype, weight.device, weight.requires_grad) for weight in weights}
+        return kinds == {(torch.float32, weights[0].device, True)} and not any(map(is_divided, weights))
+
+    def _moments(self) -> Sequence[list[Tensor]]:
+        self.piece = _Piece(self.weights, self.averages)
+        self._gradients = self.piece.views(self.piece.gradients)
+        return [self.piece.views(memory) for memory in (self.piece.first, self.piece.second)]
+
+    def forget_gradients(self) -> None:
+        """And let those of the next step be added up in their places."""
+        self.piece.gradients.zero_()
+        for weight, gradient in zip(self.weights, self._gradients):
+            weight.grad = gradient
+
+    def gradients(self) -> list[Tensor]:
+        return [self.piece.gradients]
+
+    def _in_memory(self) -> Sequence[list[Tensor]]:
+        piece = self.piece
+        return [[memory] for memory in (piece.weights, piece.gradients, piece.first, piece.second, piece.averages)]
+
+
+class LoweredAdam(Adam):
+    """The same for a network that computes in lower precision with the GPU's kernels, in five launches.
+
+    It takes its matrices from here, in its precision, and leaves gradients here, too (`engine.Lowered`): those of
+    matrices in its precision, those of vectors in float32.
+    """
+
+    def __init__(self, network: nn.Module, average: nn.Module, clip: float, precision: torch.dtype):
+        self.precision = precision
+        super().__init__(network, average, clip)
+        device = self.taken.device
+        self._sums, self._numbers = (torch.zeros(n, device=device) for n in (2 * PROGRAMS, 4))
+        self._norm = torch.zeros((), device=device)
+        self.loaded()
+
+    def _moments(self) -> Sequence[list[Tensor]]:
+        def side_by_side(vectors: bool, precision: torch.dtype) -> _Piece:
+            chosen = [n for n, weight in enumerate(self.weights) if (weight.ndim == 1) is vectors]
+            return _Piece([self.weights[n] for n in chosen], [self.averages[n] for n in chosen], precision)
+
+        self._vectors, self._matrices = side_by_side(True, torch.float32), side_by_side(False, self.precision)
+        self.of_vectors = self._vectors.views(self._vectors.gradients)
+        self.of_matrices = self._matrices.views(self._matrices.gradients)
+        self._lower = self._matrices.flat.new(self.precision)
+        self.lower = self._matrices.views(self._lower)
+        found = []
+        for name in ("first", "second"):
+            vectors, matrices = (iter(piece.views(getattr(piece, name))) for piece in (self._vectors, self._matrices))
+            found.append([next(vectors if weight.ndim == 1 else matrices) for weight in self.weights])
+        return found
+
+    def loaded(self) -> None:
+        self._lower.copy_(self._matrices.weights)
+
+    def forget_gradients(self) -> None:
+        """Those of the next step will take their places."""
+
+    def gradients(self) -> list[Tensor]:
+        return [self._vectors.gradients, self._matrices.gradients]
+
+    @torch.no_grad()
+    def update(self, rates: Tensor) -> Tensor:
+        pieces = (self._vectors, self._matrices)
+        for piece, sums in zip(pieces, self._sums.split(PROGRAMS)):
+            kernels.launch("adam.square_sums", (PROGRAMS,), piece.gradients, sums, piece.flat.size, SIZE=SIZE)
+        outputs = (self._norm, self._numbers, self.clip, *map(math.log, BETAS))
+        kernels.launch("adam.rates_now", (1,), self._sums, self.taken, rates, *outputs, COUNT=2 * PROGRAMS)
+        for piece, lower in zip(pieces, (None, self._lower)):
+            state = (piece.weights, piece.gradients, piece.first, piece.second, piece.averages, lower)
+            grid = (-(-piece.flat.size // SIZE),)
+            kernels.launch("adam.adam", grid, *state, self._numbers, piece.flat.size, *BETAS, EPS, SIZE=SIZE)
+        return self._norm.clone()
+
+
+class _Piece:
+    """Weights side by side, and all that belongs to them."""
+
+    def __init__(self, weights: Sequence[Tensor], averages: Sequence[Tensor], precision: torch.dtype = torch.float32):
+        self.flat = flat = Flat(weights)
+        self.weights, self.averages, self.views = flat.taken(weights), flat.taken(averages), flat.views
+        self.first, self.second, self.gradients = flat.new(), flat.new(), flat.new(precision)

@@ -42,12 +42,3 @@ def divided_like(value: Tensor, other: Any) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(value.to(other.device, other.dtype), other.device_mesh, other.placements)
-
-
-def everywhere(value: Tensor, other: Any) -> Tensor:
-    """A value that all processes have, in a form that goes together with tensors divided as another is."""
-    if not is_divided(other):
-        return value
-    from torch.distributed.tensor import DTensor, Replicate
-
-    return DTensor.from_local(value, other.device_mesh, [Replicate()])

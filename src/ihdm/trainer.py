@@ -221,7 +221,7 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint, or begin the run folder."""
-        facts = checkpoint.resume(self.run / "checkpoints", self.training.state)
+        facts = self.training.resume(self.run / "checkpoints")
         if facts is not None:
             if facts["data"] != self.fingerprint:
                 raise UsageError(

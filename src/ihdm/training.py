@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -13,14 +15,14 @@ from torch import Tensor, nn
 from ihdm import checkpoint, memory
 from ihdm.config import Config
 from ihdm.data.batches import mirrored
-from ihdm.engine import Recorded, compile_ahead, lowered, placed, recorded
+from ihdm.engine import Lowered, Recorded, compile_ahead, lowered, placed, recorded
 from ihdm.errors import UsageError
 from ihdm.model import Model
 from ihdm.networks import build_network, expect_levels, told
 from ihdm.noise import Purpose, mix_seed
-from ihdm.optimisation import averaging_weight, follow, learning_rate
+from ihdm.optimisation import Adam, FlatAdam, LoweredAdam, averaging_weight, learning_rate
 from ihdm.pixels import to_unit
-from ihdm.sharding import divide, everywhere, whole
+from ihdm.sharding import divide, whole
 
 
 class Training:
@@ -41,23 +43,30 @@ class Training:
             divide(network, device, precision)
             divide(self.average, device, precision)
         self.compiled = config.engine.compile and device.type == "cuda" and not self.sharded
-        self.optimizer = torch.optim.Adam(
-            network.parameters(), lr=config.trainer.lr, fused=True, capturable=self.compiled
-        )
-        self.optimizer._warned_capturable_if_run_uncaptured = True  # the first steps are, on purpose
+        self.network, self.optimizer = self._with_optimizer(network)
         self.state = checkpoint.TrainingState(network, self.average, self.optimizer)
         self.generator = torch.Generator(device)
-        self.rates = torch.zeros(2, device=device)
-        lower = network if self.sharded else lowered(network, precision, config.engine.compile)
+        self.rates, self._update = torch.zeros(2, device=device), self.optimizer.update
         if self.compiled:
             parts = config.trainer.accumulate * accelerator.num_processes
             part = torch.zeros(-(-config.trainer.batch_size // parts), *model.config.shape, device=device)
-            compile_ahead(network, part, precision)
-            self.network = lower
+            compile_ahead(network, part, precision, isinstance(self.optimizer, LoweredAdam))
             self._gradients = recorded(self._gradients, device, [self.generator])  # type: ignore[method-assign]
-            self._update = recorded(self._update, device)  # type: ignore[method-assign]
-        else:
-            self.network = lower if self.sharded else accelerator.prepare(lower)
+            self._update = recorded(self._update, device)
+
+    def _with_optimizer(self, network: nn.Module) -> tuple[nn.Module, Adam]:
+        """The network as it computes, and what moves its weights."""
+        settings, weights = self.config.trainer, (network, self.average, self.config.trainer.clip)
+        if self.sharded:
+            return network, Adam(*weights)
+        lower = lowered(network, self.precision, self.config.engine.compile)
+        alone = self.accelerator.num_processes == 1 and settings.accumulate == 1
+        if self.compiled and alone and isinstance(lower, Lowered) and lower.by_kernels(self.device):
+            lower.weights = LoweredAdam(*weights, self.precision)
+            return lower, lower.weights
+        if not self.compiled and self.accelerator.num_processes > 1:
+            return self.accelerator.prepare(lower), Adam(*weights)  # by what has gradients in its own memory
+        return lower, (FlatAdam if FlatAdam.suits(network) else Adam)(*weights)
 
     def step(self, number: int, images: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Alg. 1 on one batch, then Adam and the moving average; the loss and the norm of its gradient.
@@ -80,7 +89,7 @@ class Training:
         each part takes its own: so that a step is the same, up to rounding, however it is divided. Only dropout is not,
         nor, of a network that sees coarse levels on small grids, at which depth it sees an image or two of each part.
         """
-        self.optimizer.zero_grad()
+        self.optimizer.forget_gradients()
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
         u_0, process = to_unit(images), self.model.process
         whole_batch = (ranks * len(u_0), *u_0.shape[1:])
@@ -105,24 +114,15 @@ class Training:
     def _exchange(self) -> None:
         """The mean of all processes' gradients, where accelerate's wrapper has not taken it already."""
         if self.accelerator.num_processes > 1 and isinstance(self._gradients, Recorded):
-            gradients = [p.grad for p in self.state.network.parameters() if p.grad is not None]
-            flat = torch._utils._flatten_dense_tensors(gradients)
-            torch.distributed.all_reduce(flat)
-            mean = torch._utils._unflatten_dense_tensors(flat / self.accelerator.num_processes, gradients)
-            torch._foreach_copy_(gradients, list(mean))
+            for gradient in self.optimizer.gradients():
+                torch.distributed.all_reduce(gradient)
+                gradient /= self.accelerator.num_processes
 
-    def _update(self, rates: Tensor) -> Tensor:
-        """One step of Adam with clipped gradients, then of the moving average; the gradient's norm before clipping.
-
-        Without a finite gradient nothing changes.
-        """
-        norm = whole(torch.nn.utils.clip_grad_norm_(self.state.network.parameters(), self.config.trainer.clip))
-        self.optimizer.param_groups[0]["lr"] = rates[0]
-        found_inf = everywhere((~norm.isfinite()).float(), self.optimizer.param_groups[0]["params"][0])
-        setattr(self.optimizer, "found_inf", found_inf)  # noqa: B010 -- then the fused optimiser takes no step
-        self.optimizer.step()
-        follow(self.average, self.state.network, rates[1] * norm.isfinite())
-        return norm
+    def resume(self, root: Path) -> dict[str, Any] | None:
+        """Go on from the newest checkpoint under `root`, if there is one; what it tells."""
+        facts = checkpoint.resume(root, self.state)
+        self.optimizer.loaded()
+        return facts
 
     def averaged(self) -> nn.Module:
         """The network with averaged weights; if they are divided, all processes must ask for it together."""

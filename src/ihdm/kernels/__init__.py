@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -129,7 +130,7 @@ class _Add(torch.autograd.Function):
         channels, pixels = h.shape[1], len(h) * h[0, 0].numel()
         columns = min(64, _power_of_two(channels))
         grid = (-(-channels // columns) * -(-pixels * columns // TILE),)
-        _launch("add", grid, h, bias, x, total, pixels, channels, ROWS=TILE // columns, COLUMNS=columns)
+        launch("programs.add", grid, h, bias, x, total, pixels, channels, ROWS=TILE // columns, COLUMNS=columns)
         ctx.residual = x is not None
         return total
 
@@ -143,7 +144,7 @@ class _Add(torch.autograd.Function):
         rows = min(CHUNK, TILE // columns, _power_of_two(pixels))
         chunk = min(CHUNK, rows * -(-pixels // rows))
         grid = (-(-channels // columns), images, chunks)
-        _launch("sum_pixels", grid, dtotal, dbias, pixels, channels, CHUNK=chunk, ROWS=rows, COLUMNS=columns)
+        launch("programs.sum_pixels", grid, dtotal, dbias, pixels, channels, CHUNK=chunk, ROWS=rows, COLUMNS=columns)
         return dtotal, dbias.sum(1) if chunks > 1 else dbias[:, 0], dtotal if ctx.residual else None
 
 
@@ -194,16 +195,15 @@ class _Work:
         return None if self.whole else like.new_empty(count, self.images, self.chunks, width)
 
     def launch(self, name: str, *arguments: Any, **options: Any) -> None:
-        _launch(name, self.grid, *arguments, **(self.options | options))
+        launch(f"programs.{name}", self.grid, *arguments, **(self.options | options))
 
 
-def _launch(name: str, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    """Start a kernel; on the meta device there is nothing to do, except within `compile_ahead`."""
+def launch(name: str, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Start a kernel, "module.name"; on the meta device there is nothing to do, except within `compile_ahead`."""
     if arguments[0].is_meta and not _COMPILING.get():
         return
-    from ihdm.kernels import programs  # imports Triton, which takes a second
-
-    kernel = getattr(programs, name)
+    module, name = name.split(".")
+    kernel = getattr(import_module(f"ihdm.kernels.{module}"), name)  # imports Triton, which takes a second
     if arguments[0].is_meta:
         described = (argument.dtype if isinstance(argument, Tensor) else argument for argument in arguments)
         kernel.warmup(*described, grid=grid, **options)

@@ -1,0 +1,35 @@
+"""Tensors one after the other in one piece of memory, through which an update goes at once instead of one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+ALIGNED = 16  # elements: each tensor begins at a multiple of so many, and kernels know that their number is one
+
+
+class Flat:
+    """Where each of some tensors lies in a piece of memory, in its own memory order."""
+
+    def __init__(self, tensors: Sequence[Tensor]):
+        sizes = [-(-tensor.numel() // ALIGNED) * ALIGNED for tensor in tensors]
+        self.size, self.device = sum(sizes), tensors[0].device
+        starts = [sum(sizes[:number]) for number in range(len(sizes))]
+        self._places = [(tensor.shape, tensor.stride(), start) for tensor, start in zip(tensors, starts)]
+
+    def new(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Such a piece of memory, of zeros."""
+        return torch.zeros(self.size, dtype=dtype, device=self.device)
+
+    def views(self, memory: Tensor) -> list[Tensor]:
+        """The tensors that lie there."""
+        return [memory.as_strided(*place) for place in self._places]
+
+    def taken(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Move tensors into a new piece of memory: they stay the same tensors, and lie there."""
+        memory = self.new()
+        for view, tensor in zip(self.views(memory), tensors):
+            tensor.data = view.copy_(tensor.data)
+        return memory
