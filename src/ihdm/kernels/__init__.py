@@ -31,6 +31,13 @@ from ihdm.errors import UsageError
 WHOLE = 16_384  # elements: up to so many, a program holds all pixels of its channels in registers
 TILE = 4096  # elements that it holds otherwise
 CHUNK = 1024  # pixels of a large map that it goes through
+DIVISIONS = {  # up to so many pixels: columns, warps and registers of a program, forward and backward
+    16: ((64, 2, 64), (32, 2, 128)),
+    64: ((32, 2, 64), (32, 2, 128)),
+    256: ((32, 8, 64), (32, 4, 168)),
+    WHOLE: ((32, 16, 128), (16, 8, 255)),
+}  # the fastest on an H200 (docs/performance.md)
+REGISTERS = 65_536  # of a multiprocessor
 MOST_IMAGES = 65_535  # CUDA's limit for the second number of a grid
 
 _COMPILING = ContextVar("compiling", default=False)
@@ -98,7 +105,7 @@ class _Norm(torch.autograd.Function):
             work.launch("norm_sums", *inputs, sums)
         work.launch("norm_forward", *inputs, weight, bias, seed, y, stats, sums, eps, **work.activation)
         ctx.save_for_backward(shift, weight, bias, seed, stats, *parts)
-        ctx.work = work
+        ctx.options = (groups, silu, dropout)
         return (y, *parts)
 
     @staticmethod
@@ -110,15 +117,15 @@ class _Norm(torch.autograd.Function):
         dx = [torch.empty_like(part) for part in parts]
         dweight, dbias = weight.new_empty(weight.shape), bias.new_empty(bias.shape)
         dshift = None if shift is None else shift.new_empty(shift.shape)
-        sums = ctx.work.new_sums(3, ctx.work.channels, weight)
-        work, vectors = ctx.work, (shift, 0 if shift is None else shift.stride(0), weight, bias, seed)
+        groups, silu, dropout = ctx.options
+        work = _Work(parts, groups, silu, dropout, backward=True)
+        sums = work.new_sums(3, work.channels, weight)
+        vectors = (shift, 0 if shift is None else shift.stride(0), weight, bias, seed)
         inputs = (parts[0], parts[-1], *vectors, stats, _channels_last(dy))
         if sums is not None:
             work.launch("norm_backward_sums", *inputs, sums, **work.activation)
         outputs = (dx[0], dx[-1], dshift, dweight, dbias)
-        warps = work.options["num_warps"] * (2 if work.whole else 1)  # it holds more than the forward pass
-        options = {**work.activation, "num_warps": warps}
-        work.launch("norm_backward", *inputs, added[0], added[-1], *outputs, sums, **options)
+        work.launch("norm_backward", *inputs, added[0], added[-1], *outputs, sums, **work.activation)
         return dshift, dweight, dbias, None, None, None, None, None, *dx
 
 
@@ -151,7 +158,7 @@ class _Add(torch.autograd.Function):
 class _Work:
     """How normalising is divided: a program takes some groups of one image, and all its pixels or a chunk of them."""
 
-    def __init__(self, parts: Sequence[Tensor], groups: int, silu: bool, dropout: float):
+    def __init__(self, parts: Sequence[Tensor], groups: int, silu: bool, dropout: float, backward: bool = False):
         self.images = len(parts[0])
         if self.images > MOST_IMAGES:
             raise UsageError(
@@ -162,9 +169,12 @@ class _Work:
         self.channels = sum(widths)
         size = self.channels // groups
         slots, rows = _power_of_two(size), _power_of_two(pixels)
-        columns = max(slots, 16, min(64, WHOLE // 2 // rows))
-        self.whole = rows * columns <= WHOLE
-        at_once = (columns if self.whole else max(slots, 64)) // slots
+        self.whole = rows * max(slots, 16) <= WHOLE
+        columns, warps, registers = 64, 8, 128  # so that two programs or more fit a multiprocessor
+        if self.whole:
+            columns, warps, registers = DIVISIONS[min(most for most in DIVISIONS if rows <= most)][backward]
+            warps = min(16, warps * max(1, slots // columns))
+        at_once = max(slots, columns) // slots
         while groups % at_once:
             at_once //= 2
         rows = rows if self.whole else min(CHUNK, max(1, TILE // (at_once * slots)))
@@ -180,8 +190,8 @@ class _Work:
             "ROWS": rows,
             "CHUNK": rows if self.whole else CHUNK,
             "FULL": slots == size and pixels % (rows if self.whole else CHUNK) == 0,
-            "num_warps": 4 if self.whole and rows * at_once * slots <= WHOLE // 2 else 8,
-            "maxnreg": 128,  # so that two programs or more fit a multiprocessor
+            "num_warps": warps,
+            "maxnreg": min(registers, REGISTERS // (32 * warps)),
         }
         self.activation = {
             "SILU": silu,
