@@ -6,6 +6,7 @@ the work: that is how `engine.py` asks for them. Every kernel has its plain twin
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -13,11 +14,14 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ihdm import kernels
 from ihdm.networks.pyramid import cropped
 
 Resample = Literal["pool", "conv"]
+
+BUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Conv(nn.Module):
@@ -229,12 +233,14 @@ def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(width)) v, for pixels (B, L, width).
 
     There is no fast kernel for heads that are wide (on a GPU) or for few pixels (on a CPU): then it is better to
-    write the attention matrix to memory, if it is not too large.
+    write the attention matrix to memory, if it is not too large. cuDNN's kernel, which torch prefers on some GPUs, has
+    gradients that are not finite where all products of a pixel are far below zero (pytorch issue 196678).
     """
     images, length, width = q.shape
     if (width > 256 and images * length**2 <= 2**31) if q.is_cuda else length <= 64:
         return torch.softmax(torch.bmm(q * width**-0.5, k.mT), dim=-1) @ v
-    return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
+    with sdpa_kernel(BUT_CUDNN) if q.is_cuda and q.requires_grad else contextlib.nullcontext():
+        return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
 
 
 def _mixed(weight: Tensor, x: Tensor) -> Tensor:
