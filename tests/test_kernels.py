@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import shutil
 
 import pytest
 import torch
@@ -200,3 +201,12 @@ def test_with_kernels_each_depth_of_a_pyramid_is_the_plain_network(monkeypatch, 
         results.append([output, *gradients])
     for plain, fused in zip(*results, strict=True):
         close(fused, plain.double(), 1e-5)
+
+
+def test_a_note_says_what_was_compiled_before(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert not kernels.Note("one network").is_there()
+    kernels.Note("one network").leave()
+    assert kernels.Note("one network").is_there() and not kernels.Note("another").is_there()
+    shutil.rmtree(tmp_path)  # with Triton's cache it is gone
+    assert not kernels.Note("one network").is_there()

@@ -150,9 +150,15 @@ class Lowered(nn.Module):
 def compile_ahead(network: nn.Module, u: Tensor, precision: torch.dtype, update: bool = False) -> None:
     """Compile the kernels that the network needs for batches like `u`, with gradients if it is being trained.
 
-    update: those of `LoweredAdam`, too.
+    update: those of `LoweredAdam`, too. It is done once: a step finds them in Triton's cache, and reckoning what is
+    needed takes as long as a second or more, for what torch imports.
     """
     if not (has_fused_path(network) and kernels.usable(u.device, precision)):
+        return
+    shapes = [tuple(weight.shape) for weight in network.parameters()]
+    needs = network.training, getattr(network, "dropout", None), u.shape, str(precision), update
+    note = kernels.Note(f"{torch.cuda.get_device_capability(u.device)} {needs} {shapes} {network}")
+    if note.is_there():
         return
     lower = Lowered(copy.deepcopy(network).to("meta"), precision)
     with kernels.compile_ahead(), torch.set_grad_enabled(network.training):
@@ -161,6 +167,7 @@ def compile_ahead(network: nn.Module, u: Tensor, precision: torch.dtype, update:
             answer.sum().backward()
         if update:
             LoweredAdam(lower.network, copy.deepcopy(lower.network), 1.0, precision).update(u.new_empty(2).to("meta"))
+    note.leave()
 
 
 class _Convert(torch.autograd.Function):

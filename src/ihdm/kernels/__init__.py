@@ -13,6 +13,7 @@ here, which is done for all vectors of the network together (`engine.Lowered`).
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -234,6 +236,26 @@ def compile_ahead() -> Iterator[None]:
             yield
         finally:
             _COMPILING.reset(before)
+
+
+class Note:
+    """A note in Triton's cache, which goes with it: that the kernels for something were compiled before."""
+
+    NAME = "compiled"
+
+    def __init__(self, what: str):
+        from triton import __version__
+        from triton.runtime.cache import get_cache_manager
+
+        sources = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
+        text = "\n".join([what, __version__, *sources])
+        self._cache = get_cache_manager(hashlib.sha256(text.encode()).hexdigest())
+
+    def is_there(self) -> bool:
+        return bool(self._cache.has_file(self.NAME))
+
+    def leave(self) -> None:
+        self._cache.put("", self.NAME, binary=False)
 
 
 def _channels_last(x: Tensor) -> Tensor:
