@@ -86,7 +86,7 @@ def test_a_lowered_network_learns_as_the_network_does_up_to_rounding():
 def test_vectors_for_each_image_have_the_gradient_of_the_vector(sizes):
     """In each part of a batch, and where one is not used, as by other depths of a network."""
     one, two = torch.randn(3, requires_grad=True), torch.randn(5, requires_grad=True)
-    seen = _PerImage.apply(sizes, one, two)
+    seen = _PerImage.apply(sizes, None, one, two)
     assert [len(vector) for vector in seen] == [size for size in sizes for _ in range(2)]
     used, pulls = seen[:-1], [torch.randn_like(vector) for vector in seen[:-1]]
     found = torch.autograd.grad(used, (one, two), pulls, allow_unused=True)

@@ -18,6 +18,7 @@ from ihdm.execution import Execution
 from ihdm.labels import Labels
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
+from ihdm.networks.layers import _attended
 from ihdm.noise import BranchingNoise, SeededNoise
 from ihdm.pixels import to_unit
 from ihdm.sampler import chain, last, reverse_step, sample
@@ -433,3 +434,17 @@ def test_recorded_training_on_other_data_is_training(name, tmp_path):
     samples = model.sample(3, execution=Execution(torch.float32))
     assert samples.shape == (3, *images.domain.shape) and samples.std() > 0
     torch.testing.assert_close(samples, model.cpu().sample(3), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("pixels", [16, 64, 192])
+def test_attention_has_finite_gradients_if_all_products_are_far_below_zero(pixels):
+    """Where cuDNN's kernel has none, with 64 pixels more than a multiple of 128."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(4, pixels, 256, device="cuda").bfloat16() * scale for scale in (0.1, 0.1, 1.0))
+    q[..., 0], k[..., 0] = 1.0, -120.0 * 16
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    given = [x.requires_grad_() for x in (q, k, v)]
+    for inputs in (given, exact):
+        _attended(*inputs).square().sum().backward()
+    assert all(one.grad.isfinite().all() for one in given)
+    assert float((given[2].grad - exact[2].grad).norm() / exact[2].grad.norm()) < 0.02
