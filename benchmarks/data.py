@@ -6,6 +6,7 @@ python benchmarks/data.py [--count 512]
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib.util
 import io
 import os
@@ -32,6 +33,7 @@ from ihdm.data.streamed import StreamedBatches
 from ihdm.engine import choose_device
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network
+from ihdm.optimisation import FlatAdam
 
 FORMATS = {"png": {}, "jpg": {"quality": 90}, "webp": {"quality": 90}}
 SIZES = (32, 256)
@@ -130,11 +132,8 @@ def checkpointing(folder: Path) -> list[list[str]]:
     device = choose_device()
     config = load_config("cifar10")
     network = build_network(ModelConfig.of(config, (3, 32, 32))).to(device)
-    optimizer = torch.optim.Adam(network.parameters(), fused=True)
-    for parameter in network.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    state = checkpoint.TrainingState(network, network, optimizer)
+    average = copy.deepcopy(network).requires_grad_(False)
+    state = checkpoint.TrainingState(network, average, FlatAdam(network, average, clip=1.0))
     held: list[checkpoint.Snapshot] = []
     copying = seconds(lambda: held.append(checkpoint.Snapshot.of(state, 1, "")))
     writing = seconds(lambda: checkpoint.save(folder / "checkpoints", held[0], keep=1))
