@@ -43,7 +43,7 @@ def to_train(
         network = build().train()
         u, k = torch.empty(batch, *shape), torch.ones(batch, dtype=torch.long)
         peak = _peak(lambda: lowered(network, precision, fused)(u, k).sum().backward())
-    return 4 * sum(p.nbytes for p in network.parameters()) + u.nbytes + peak  # the gradients are in the peak
+    return 5 * sum(p.nbytes for p in network.parameters()) + u.nbytes + peak
 
 
 def largest_batch(needed: Callable[[int], int], most: int, free: float) -> int:

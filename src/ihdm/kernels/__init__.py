@@ -249,13 +249,17 @@ class Note:
 
         sources = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
         text = "\n".join([what, __version__, *sources])
-        self._cache = get_cache_manager(hashlib.sha256(text.encode()).hexdigest())
+        self._cache: Any = None
+        with contextlib.suppress(OSError):  # a cache that cannot be written has no notes
+            self._cache = get_cache_manager(hashlib.sha256(text.encode()).hexdigest())
 
     def is_there(self) -> bool:
-        return bool(self._cache.has_file(self.NAME))
+        return self._cache is not None and self._cache.get_file(self.NAME) is not None
 
     def leave(self) -> None:
-        self._cache.put("", self.NAME, binary=False)
+        if self._cache is not None:
+            with contextlib.suppress(OSError):
+                self._cache.put("", self.NAME, binary=False)
 
 
 def _channels_last(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def square_sums(G, SUMS, n, SIZE: tl.constexpr):
-    """A sum of squares for each program, which takes every so manieth block."""
+    """A sum of squares for each program, which takes one block in every num_programs."""
     total = tl.zeros((SIZE,), tl.float32)
     for start in range(tl.program_id(0) * SIZE, n, tl.num_programs(0) * SIZE):
         i = start + tl.arange(0, SIZE)
