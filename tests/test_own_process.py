@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import ihdm
 from ihdm import cli, evaluation, memory
@@ -24,7 +23,6 @@ from ihdm.execution import Execution
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network
-from ihdm.optimisation import Adam
 from ihdm.registry import NETWORKS, PROCESSES
 from ihdm.trainer import Trainer
 
@@ -156,14 +154,6 @@ def test_another_kind_keeps_what_it_can_of_the_settings(example, tiny_config):
     PROCESSES.register("short")(Short)
     assert tiny_config.with_settings(["process.kind=fading"]).process.K == 10
     assert tiny_config.with_settings(["process.kind=short"]).process == Short.Settings(5, 0.5, 1)
-
-
-def test_the_averaged_network_has_the_buffers_of_the_network():
-    network, average = (nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)) for _ in range(2))
-    network(torch.randn(4, 1, 3, 3))
-    average.requires_grad_(False)
-    Adam(network, average, clip=1.0).update(torch.tensor([0.1, 0.5]))
-    assert average[1].running_var.equal(network[1].running_var) and int(average[1].num_batches_tracked) == 1
 
 
 def test_the_shared_suites_pass_with_it(tmp_path):

@@ -170,9 +170,13 @@ def _load(module: nn.Module, tensors: dict[str, Tensor]) -> None:
 def _load_optimizer(optimizer: Adam, tensors: dict[str, Tensor]) -> None:
     """Into the places that they have."""
     now = optimizer.tensors()
-    if set(now) != set(tensors):
+    if not set(tensors) <= set(now):
         raise ValueError(f"{OPTIMIZER} is not of this network")
     for name, tensor in now.items():
-        if tensor.shape != tensors[name].shape:
+        if name in tensors and tensor.shape != tensors[name].shape:
             raise ValueError(f"{name} in {OPTIMIZER} has the shape {tuple(tensors[name].shape)}")
-        tensor.copy_(divided_like(tensors[name], tensor))
+    for name, tensor in now.items():
+        if name in tensors:
+            tensor.copy_(divided_like(tensors[name], tensor))
+        elif not name.endswith(".step"):  # of a weight without a gradient, of which torch's Adam kept nothing
+            tensor.zero_()

@@ -105,10 +105,10 @@ class Lowered(nn.Module):
     """A network that computes in `precision` from float32 weights, and answers in float32.
 
     With the GPU's kernels, vectors stay as they are and are given for each image; else those of the layers that the
-    network names stay. `weights` may have all others in lower precision already, and a place for all gradients.
+    network names stay. Its optimiser may have all others in lower precision already, and a place for all gradients.
     """
 
-    weights: LoweredAdam | None = None
+    optimizer: LoweredAdam | None = None
 
     def __init__(self, network: nn.Module, precision: torch.dtype, fused: bool = True):
         super().__init__()
@@ -126,8 +126,7 @@ class Lowered(nn.Module):
         vectors = {name: weight for name, weight in named.items() if weight.ndim == 1}
         lower, parts = self._converted(named, vectors), parts_of(self.network, k)
         sizes = [len(k if part.rows is None else part.rows) for part in parts]
-        into = self.weights and self.weights.of_vectors
-        per_image = iter(_PerImage.apply(sizes, into, *vectors.values()))
+        per_image = iter(_PerImage.apply(sizes, self.optimizer, *vectors.values()))
 
         def answer(depth: int | None, *inputs: Tensor) -> Tensor:
             weights = lower | dict(zip(vectors, per_image))
@@ -138,7 +137,7 @@ class Lowered(nn.Module):
     def _converted(self, named: dict[str, nn.Parameter], kept: Iterable[str]) -> dict[str, Tensor]:
         names = [name for name in named if name not in set(kept)]
         weights = (named[name] for name in names)
-        lower = _Kept.apply(self.weights, *weights) if self.weights else _Convert.apply(self.precision, *weights)
+        lower = _Stored.apply(self.optimizer, *weights) if self.optimizer else _Convert.apply(self.precision, *weights)
         return dict(zip(names, lower))
 
     def _kept(self) -> list[str]:
@@ -187,29 +186,29 @@ class _Convert(torch.autograd.Function):
         return None, *converted
 
 
-class _Kept(torch.autograd.Function):
-    """Tensors as they are kept in another precision, and their gradients put where they are wanted."""
+class _Stored(torch.autograd.Function):
+    """Matrices as an optimiser has them in another precision; it is given their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, kept: LoweredAdam, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.into = kept.of_matrices
-        return tuple(kept.lower)
+    def forward(ctx: Any, optimizer: LoweredAdam, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.optimizer = optimizer
+        return tuple(optimizer.lower)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
-        torch._foreach_copy_(ctx.into, list(gradients))
+        ctx.optimizer.put(ctx.optimizer.of_matrices, gradients)
         return None, *(None for _ in gradients)
 
 
 class _PerImage(torch.autograd.Function):
     """Vectors, seen once for each image of each part of a batch; their gradients are summed over images in one go.
 
-    into: where to put these, if not into the vectors' own.
+    optimizer: who is given these, if they are not the vectors' own.
     """
 
     @staticmethod
-    def forward(ctx: Any, sizes: Sequence[int], into: list[Tensor] | None, *vectors: Tensor) -> tuple[Tensor, ...]:
-        ctx.into, ctx.widths = into, [len(vector) for vector in vectors]
+    def forward(ctx: Any, sizes: Sequence[int], optimizer: LoweredAdam | None, *vectors: Tensor) -> tuple[Tensor, ...]:
+        ctx.optimizer, ctx.widths = optimizer, [len(vector) for vector in vectors]
         return tuple(vector.expand(images, -1) for images in sizes for vector in vectors)
 
     @staticmethod
@@ -217,9 +216,9 @@ class _PerImage(torch.autograd.Function):
         count = len(ctx.widths)
         parts = [torch.cat(gradients[n : n + count], dim=1) for n in range(0, len(gradients), count)]
         sums = torch.cat(parts).sum(0).split(ctx.widths)
-        if ctx.into is None:
+        if ctx.optimizer is None:
             return None, None, *sums
-        torch._foreach_copy_(ctx.into, list(sums))
+        ctx.optimizer.put(ctx.optimizer.of_vectors, sums)
         return None, None, *(None for _ in sums)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-ALIGNED = 16  # elements: each tensor begins at a multiple of so many, and kernels know that their number is one
+ALIGNED = 16  # elements: each tensor begins at a multiple of so many, so that kernels can read several at a time
 
 
 class Flat:
@@ -17,7 +17,8 @@ class Flat:
         sizes = [-(-tensor.numel() // ALIGNED) * ALIGNED for tensor in tensors]
         self.size, self.device = sum(sizes), tensors[0].device
         starts = [sum(sizes[:number]) for number in range(len(sizes))]
-        self._places = [(tensor.shape, tensor.stride(), start) for tensor, start in zip(tensors, starts)]
+        dense = [torch.empty_like(tensor, device="meta") for tensor in tensors]  # as they are, but for gaps in memory
+        self._places = [(tensor.shape, tensor.stride(), start) for tensor, start in zip(dense, starts)]
 
     def new(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Such a piece of memory, of zeros."""

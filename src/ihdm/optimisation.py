@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,9 +51,6 @@ class Adam:
         names = {"step": [self.taken] * len(self.weights), "exp_avg": self.first, "exp_avg_sq": self.second}
         return {f"{number}.{name}": tensor for name, some in names.items() for number, tensor in enumerate(some)}
 
-    def loaded(self) -> None:
-        """Weights were loaded: take note, where they are kept in lower precision too."""
-
     def forget_gradients(self) -> None:
         self.network.zero_grad()
 
@@ -65,28 +63,35 @@ class Adam:
 
         Without a finite gradient nothing changes.
         """
-        norm = whole(torch.nn.utils.get_total_norm(self.gradients()))
+        norm = whole(torch.nn.utils.get_total_norm(self.gradients())).float()
         finite = norm.isfinite()
+        if norm.device.type == "mps" and not finite:
+            return norm  # there older versions of torch know nothing of found_inf, nor of grad_scale
         self.taken += finite
         weights, gradients, first, second, averages = self._in_memory()
-        torch._fused_adam_(
-            *(weights, gradients, first, second, []),
-            [self.taken] * len(weights),
-            lr=rates[0],
-            beta1=BETAS[0],
-            beta2=BETAS[1],
-            eps=EPS,
-            weight_decay=0.0,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=((norm + TINY) / self.clip).clamp_min(1),
-            found_inf=(~finite).float(),
-        )
+        torch._foreach_mul_(gradients, (self.clip / (norm + TINY)).clamp_max(1))
+        for kind in {weight.dtype for weight in weights}:
+            alike = [n for n, weight in enumerate(weights) if weight.dtype == kind]
+            w, g, m, v = ([column[n] for n in alike] for column in (weights, gradients, first, second))
+            torch._fused_adam_(
+                *(w, g, m, v, [], [self.taken] * len(alike)),
+                lr=rates[0],
+                beta1=BETAS[0],
+                beta2=BETAS[1],
+                eps=EPS,
+                weight_decay=0.0,
+                amsgrad=False,
+                maximize=False,
+                found_inf=(~finite).float(),
+            )
         for average, weight in zip(averages, weights):
-            average.lerp_(weight, rates[1] * finite)
+            average.lerp_(weight, (rates[1] * finite).to(weight.dtype))
+        self._copy_buffers()
+        return norm
+
+    def _copy_buffers(self) -> None:
         for kept, now in zip(self.average.buffers(), self.network.buffers()):  # such as a normalisation's averages
             kept.copy_(now)
-        return norm
 
     def _in_memory(self) -> Sequence[list[Tensor]]:
         """What this process has of each, asked for anew: FSDP moves it when a network first computes or is loaded."""
@@ -133,10 +138,15 @@ class LoweredAdam(Adam):
     def __init__(self, network: nn.Module, average: nn.Module, clip: float, precision: torch.dtype):
         self.precision = precision
         super().__init__(network, average, clip)
-        device = self.taken.device
+        device, self._given = self.taken.device, set[int]()
         self._sums, self._numbers = (torch.zeros(n, device=device) for n in (2 * PROGRAMS, 4))
         self._norm = torch.zeros((), device=device)
-        self.loaded()
+        self._convert()
+        network.register_load_state_dict_post_hook(self._convert)
+
+    @staticmethod
+    def suits(network: nn.Module) -> bool:
+        return FlatAdam.suits(network) and {weight.ndim == 1 for weight in network.parameters()} == {True, False}
 
     def _moments(self) -> Sequence[list[Tensor]]:
         def side_by_side(vectors: bool, precision: torch.dtype) -> _Piece:
@@ -154,11 +164,17 @@ class LoweredAdam(Adam):
             found.append([next(vectors if weight.ndim == 1 else matrices) for weight in self.weights])
         return found
 
-    def loaded(self) -> None:
+    def _convert(self, *_: Any) -> None:
+        """Also after weights were loaded."""
         self._lower.copy_(self._matrices.weights)
 
     def forget_gradients(self) -> None:
-        """Those of the next step will take their places."""
+        self._given.clear()
+
+    def put(self, places: list[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Let gradients take their places, `of_vectors` or `of_matrices`; those of another call are added."""
+        (torch._foreach_add_ if id(places) in self._given else torch._foreach_copy_)(places, list(gradients))
+        self._given.add(id(places))
 
     def gradients(self) -> list[Tensor]:
         return [self._vectors.gradients, self._matrices.gradients]
@@ -166,6 +182,9 @@ class LoweredAdam(Adam):
     @torch.no_grad()
     def update(self, rates: Tensor) -> Tensor:
         pieces = (self._vectors, self._matrices)
+        for piece, places in zip(pieces, (self.of_vectors, self.of_matrices)):
+            if id(places) not in self._given:
+                piece.gradients.zero_()
         for piece, sums in zip(pieces, self._sums.split(PROGRAMS)):
             kernels.launch("adam.square_sums", (PROGRAMS,), piece.gradients, sums, piece.flat.size, SIZE=SIZE)
         outputs = (self._norm, self._numbers, self.clip, *map(math.log, BETAS))
@@ -174,6 +193,7 @@ class LoweredAdam(Adam):
             state = (piece.weights, piece.gradients, piece.first, piece.second, piece.averages, lower)
             grid = (-(-piece.flat.size // SIZE),)
             kernels.launch("adam.adam", grid, *state, self._numbers, piece.flat.size, *BETAS, EPS, SIZE=SIZE)
+        self._copy_buffers()
         return self._norm.clone()
 
 

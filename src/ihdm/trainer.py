@@ -152,7 +152,7 @@ class Trainer:
     def trained_model(self) -> Model:
         """The model with averaged weights, as it stands."""
         config, start_labels = replace(self.model.config, steps=self.step), self.model.start_labels
-        return Model(config, self.model.process, self.training.averaged(), start_labels)
+        return Model(config, self.model.process, copy.deepcopy(self.training.averaged()), start_labels)
 
     def _next_stop(self) -> int:
         """The next step after which there is something to write."""
@@ -221,7 +221,7 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint, or begin the run folder."""
-        facts = self.training.resume(self.run / "checkpoints")
+        facts = checkpoint.resume(self.run / "checkpoints", self.training.state)
         if facts is not None:
             if facts["data"] != self.fingerprint:
                 raise UsageError(
@@ -270,7 +270,7 @@ class Trainer:
             model = self.trained_model()
         if self.accelerator.is_main_process:
             settings, run = self.config.trainer, self.run
-            model.network = copy.deepcopy(model.network).cpu()
+            model.network = model.network.cpu()
 
             def write() -> None:
                 with _room_advice(run):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -56,17 +54,18 @@ class Training:
 
     def _with_optimizer(self, network: nn.Module) -> tuple[nn.Module, Adam]:
         """The network as it computes, and what moves its weights."""
-        settings, weights = self.config.trainer, (network, self.average, self.config.trainer.clip)
+        settings, arguments = self.config.trainer, (network, self.average, self.config.trainer.clip)
         if self.sharded:
-            return network, Adam(*weights)
+            return network, Adam(*arguments)
         lower = lowered(network, self.precision, self.config.engine.compile)
-        alone = self.accelerator.num_processes == 1 and settings.accumulate == 1
-        if self.compiled and alone and isinstance(lower, Lowered) and lower.by_kernels(self.device):
-            lower.weights = LoweredAdam(*weights, self.precision)
-            return lower, lower.weights
+        at_once = self.accelerator.num_processes == 1 and settings.accumulate == 1
+        suits = self.compiled and at_once and LoweredAdam.suits(network)
+        if suits and isinstance(lower, Lowered) and lower.by_kernels(self.device):
+            lower.optimizer = LoweredAdam(*arguments, self.precision)
+            return lower, lower.optimizer
         if not self.compiled and self.accelerator.num_processes > 1:
-            return self.accelerator.prepare(lower), Adam(*weights)  # by what has gradients in its own memory
-        return lower, (FlatAdam if FlatAdam.suits(network) else Adam)(*weights)
+            return self.accelerator.prepare(lower), Adam(*arguments)  # DDP has gradients in memory of its own
+        return lower, (FlatAdam if FlatAdam.suits(network) else Adam)(*arguments)
 
     def step(self, number: int, images: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Alg. 1 on one batch, then Adam and the moving average; the loss and the norm of its gradient.
@@ -117,12 +116,6 @@ class Training:
             for gradient in self.optimizer.gradients():
                 torch.distributed.all_reduce(gradient)
                 gradient /= self.accelerator.num_processes
-
-    def resume(self, root: Path) -> dict[str, Any] | None:
-        """Go on from the newest checkpoint under `root`, if there is one; what it tells."""
-        facts = checkpoint.resume(root, self.state)
-        self.optimizer.loaded()
-        return facts
 
     def averaged(self) -> nn.Module:
         """The network with averaged weights; if they are divided, all processes must ask for it together."""
