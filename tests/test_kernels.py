@@ -210,3 +210,15 @@ def test_a_note_says_what_was_compiled_before(tmp_path, monkeypatch):
     assert kernels.Note("one network").is_there() and not kernels.Note("another").is_there()
     shutil.rmtree(tmp_path)  # with Triton's cache it is gone
     assert not kernels.Note("one network").is_there()
+
+
+def test_activation_of_numbers_far_from_zero():
+    """SiLU of them is the number itself, or nothing."""
+    torch.manual_seed(0)
+    x, weight = feature_map(2, 8, 16, 16), leaf(8, dtype=torch.float32)
+    with torch.no_grad():
+        weight.copy_(torch.linspace(1, 60, 8))
+    vectors = weight.expand(2, -1), torch.zeros(2, 8, device=DEVICE)
+    y = kernels.norm([x], *vectors, groups=2, eps=1e-5, silu=True)[0].double()
+    expected = F.silu(F.group_norm(x.double(), 2, eps=1e-5) * weight.double()[:, None, None])
+    assert float(expected.max()) > 100 and float((y - expected).abs().sub(2**-7 * expected.abs()).max()) < 4e-3

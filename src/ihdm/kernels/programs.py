@@ -108,7 +108,7 @@ def _kept(p, c, SEED, threshold, PIXELS: tl.constexpr):
 
 @triton.jit
 def _tanh(x, MAP):
-    """As precise as the feature map's numbers: the instruction is wrong by 2^-11 at most, bfloat16 by 2^-9."""
+    """By an instruction whose relative error is 2^-11 at most, where maps are in bfloat16, whose own is 2^-9."""
     if INTERPRETED or MAP.dtype.element_ty != tl.bfloat16:
         t = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
     else:
