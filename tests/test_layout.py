@@ -20,7 +20,7 @@ FLOORS = [  # a module imports from its own floor or those before it
     | {"blurs", "labels", "trackers", "extras", "pictures", "domains", "graph", "eigenvectors", "remembered", "host"},
     {"networks", "prior", "processes", "sampler", "likelihood", "restoration", "familiar"},
     {"config", "optimisation"},
-    {"data", "engine", "checkpoint", "metrics"},
+    {"data", "engine", "checkpoint", "metrics", "width_reader"},
     {"memory", "model_folder"},
     {"execution", "judgement"},
     {"model"},

@@ -22,7 +22,7 @@ from ihdm.heat import GridLaplacian
 from ihdm.judgement import ALLOWED, vertex
 from ihdm.metrics.fidelity import psnr, ssim
 from ihdm.model import Model
-from ihdm.model_folder import FAMILIAR, ModelConfig, read_familiar, shipped
+from ihdm.model_folder import FAMILIAR, READER, ModelConfig, read_calibrated, shipped
 from ihdm.pixels import to_bytes, to_unit
 from ihdm.processes import InverseHeat, LinearPredictor, LinearSkip, Spectrum
 from ihdm.processes.inverse_heat import HeatSampling
@@ -463,7 +463,7 @@ def digits() -> tuple[Model, torch.Tensor]:
 def test_the_network_finds_the_width_that_the_spectrum_cannot(digits):
     """With a width that is wrong by 3 %, digits come back as scribbles or stripes."""
     model, images = digits
-    seen = model.settled(by_pillow(images[1], 3.6))
+    seen = replace(model.judge(), reader=None).observe(by_pillow(images[1], 3.6).double())
     assert seen.width == pytest.approx(3.6, rel=0.03) and seen.kind == "three boxes"
     low, high = seen.interval
     assert low < seen.width < high < 1.06 * low and seen.width_words == f"{low:.2f} to {high:.2f}"
@@ -499,7 +499,9 @@ def test_a_model_is_calibrated_by_a_command_and_says_what_it_does_not_know(shape
     main(restore)
     said = capsys.readouterr().out
     assert "colour is dropped" in said and "not calibrated" in said
-    main(["calibrate", str(folder), "--data", str(data), "--n", "48"])
+    main(["calibrate", str(folder), "--data", str(data), "--n", "48", "--width-steps", "2"])
+    assert capsys.readouterr().out.split() == [str(folder / FAMILIAR), str(folder / READER)]
+    assert Model.from_pretrained(folder).reader.tensors().keys() == load_tensors(folder / READER).keys()
     assert Model.from_pretrained(folder).familiar.tensors().keys() == load_tensors(folder / FAMILIAR).keys()
     main([*restore, "--invert"])
     assert "does not look like what the model knows" in capsys.readouterr().out
@@ -509,7 +511,7 @@ def test_a_model_is_calibrated_by_a_command_and_says_what_it_does_not_know(shape
         for wrong in ({name: tensor[..., :-1]}, {name: tensor * math.nan}, {"other": tensor.clone()}):
             (folder / FAMILIAR).write_bytes(save({n: t.contiguous() for n, t in (whole | wrong).items()}))
             with pytest.raises(IhdmError, match=r"familiar\.safetensors is damaged"):
-                read_familiar(folder)
+                read_calibrated(folder / FAMILIAR, Familiar.of)
     shutil.copy(shipped()["mnist-ready"] / FAMILIAR, folder)
     with pytest.raises(SystemExit):
         main(restore)
@@ -520,6 +522,9 @@ def test_a_model_is_calibrated_by_a_command_and_says_what_it_does_not_know(shape
     with pytest.raises(SystemExit):
         main(["calibrate", str(folder), "--data", str(data), "--n", "3"])
     assert "--n must be at least 40" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["calibrate", str(folder), "--data", str(data), "--width-steps", "-1"])
+    assert "--width-steps must be from 0 to" in capsys.readouterr().err
 
 
 def test_distances_of_normal_features_are_calibrated(generator):

@@ -151,13 +151,13 @@ BORDERS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "mirror": _mirrored,
     "wrap": lambda place, n: place % n,
 }
-HEAT = "Gaussian"
+HEAT, THREE_BOXES = "Gaussian", "three boxes"
 KINDS: dict[str, Callable[[int, float], Tensor] | None] = {
     HEAT: None,  # the heat equation's; with the border "reflect", a sampled one is the same but for rounding
-    "three boxes": boxes,
+    THREE_BOXES: boxes,
     "Gaussian, border repeated": partial(sampled, border="nearest"),
     "Gaussian, black beyond": partial(sampled, border="constant"),
     "Gaussian, mirrored": partial(sampled, border="mirror"),
     "Gaussian, wrapped": partial(sampled, border="wrap"),
 }
-COMMONEST = (HEAT, "three boxes")
+COMMONEST = (HEAT, THREE_BOXES)

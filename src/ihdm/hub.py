@@ -11,7 +11,7 @@ from torch import Tensor
 from ihdm import pictures
 from ihdm.errors import IhdmError, UsageError
 from ihdm.model import Model
-from ihdm.model_folder import CARD, FAMILIAR, card
+from ihdm.model_folder import CARD, FAMILIAR, READER, card
 
 SAMPLES = "samples.png"
 
@@ -37,7 +37,8 @@ def push(
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    files = {file: (folder / file).read_bytes() for file in (*model.file_names(), FAMILIAR) if (folder / file).exists()}
+    names = *model.file_names(), FAMILIAR, READER
+    files = {file: (folder / file).read_bytes() for file in names if (folder / file).exists()}
     if samples is not None:
         drawn = io.BytesIO()
         pictures.grid(model.config.domain.pictures(samples)).save(drawn, "PNG")

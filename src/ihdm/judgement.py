@@ -23,6 +23,7 @@ from ihdm.noise import SeededNoise
 from ihdm.processes import Process, Restoring, restoring
 from ihdm.restoration import DOUBT, HOPELESS, Guess, Guided, Observation, likely, observation, within
 from ihdm.sampler import chain, last, reverse_step
+from ihdm.width_reader import WidthReader
 
 TRIED = 3  # kinds of blur that are restored, if they are likely enough
 VERSIONS = 2  # restored of each width, at last
@@ -31,6 +32,7 @@ ALIKE = 0.5  # nats between two kinds of blur that are the same in effect
 UNEXPLAINED = 0.5  # the weight of what a width leaves unexplained, beside surprise; found on digits
 UNLIKELY = 0.006  # that a kind of blur is worse by, for each nat that it is less likely by the spectrum
 FAR = 0.1  # that a width is worse by, if it is as far from the spectrum's as that is usually from the truth, DOUBT
+READABLE = 2  # times the least, the noise of images whose widths can be read
 ROUNDS = 4  # as often a search may go on from the edge of what it has tried
 LEVELS = 5  # to be surprised at, from the second to that of the blur
 WIDE = 0.03  # an interval of widths is taken to be no wider than this, relatively, on either side
@@ -42,13 +44,14 @@ BLURRED = 0.7  # of the levels are for images that can be restored; beyond, too 
 
 @dataclass(frozen=True)
 class Judge:
-    """A process that restores, its network, what its data are, and how many of them it computes at a time."""
+    """A process that restores, its network, its data, how many of them it computes at a time, a reader of widths."""
 
     process: Process
     network: Frozen
     domain: Domain
     device: torch.device
     at_a_time: int
+    reader: WidthReader | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -107,6 +110,8 @@ class Judge:
         start = observation(self.blurs, image, best)
         if not start.level:
             return start
+        if read := self._read(image, guesses):
+            return read
         tried = [self._searched(image, replace(g, spectrum=best.spectrum), start.level) for g in hopeful(guesses)]
         guess, at, _ = min(tried, key=lambda found: found[2] - UNLIKELY * found[0].log_likelihood)
         for _ in range(ROUNDS):
@@ -117,6 +122,18 @@ class Judge:
         half = max(half, self.domain.width_error)
         low, width, high = (within(self.blurs, guess.width * math.exp(at + side)) for side in (-half, 0.0, half))
         return replace(observation(self.blurs, image, replace(guess, width=width)), interval=(low, high))
+
+    def _read(self, image: Tensor, guesses: Sequence[Guess]) -> Observation | None:
+        """The same, with the blur that is read off the image, if there is somebody to read it who is sure of it."""
+        if self.reader is None or guesses[0].noise > READABLE * self.domain.noises[0]:
+            return None
+        reading = self.reader.read(self.blurs, image, [guess.width for guess in hopeful(guesses)])
+        if reading is None:
+            return None
+        width = within(self.blurs, reading.width)
+        guess = next(g for g in likely(self.blurs, image, width, self.domain.noises) if reading.is_of(g.kind))
+        low, high = (within(self.blurs, width * math.exp(side * reading.error)) for side in (-1, 1))
+        return replace(observation(self.blurs, image, guess), interval=(low, high))
 
     def _searched(self, image: Tensor, guess: Guess, level: int) -> tuple[Guess, float, float]:
         """A guess, the logarithm of the ratio of the best width to the guessed one, and the score there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,19 @@ from ihdm.labels import Given, LabelledNoise
 from ihdm.model_folder import (
     CONFIG,
     DOMAIN,
+    FAMILIAR,
     PRIOR,
+    READER,
     WEIGHTS,
     ModelConfig,
     check_weights,
     locate,
+    read_calibrated,
     read_config,
-    read_familiar,
     read_tensors,
+    write_calibrated,
     write_card,
     write_config,
-    write_familiar,
     write_tensors,
 )
 from ihdm.networks import build_network, weight_shapes
@@ -41,6 +44,7 @@ from ihdm.progress import progress_bar
 from ihdm.registry import PROCESSES
 from ihdm.restoration import Guided, Observation, Restored, observe
 from ihdm.sampler import States, chain, last, reverse_step
+from ihdm.width_reader import WidthReader
 
 NETWORK, OF_PRIOR = "network.", "prior."  # prefixes of tensors; those of the prior have a file of their own
 LABELS = "labels"  # beside the prior: what the images are that it is made of
@@ -60,6 +64,7 @@ class Model(nn.Module):
         super().__init__()
         self.config, self.process, self.network, self.start_labels = config, process, network, start_labels
         self.familiar: Familiar | None = None  # what it was calibrated to (ihdm calibrate)
+        self.reader: WidthReader | None = None  # likewise
 
     @classmethod
     def from_images(cls, config: ModelConfig, images: Images, labels: Tensor | None = None) -> Model:
@@ -84,7 +89,7 @@ class Model(nn.Module):
         """The same model, which samples in another way unless told otherwise."""
         process = self.process.with_sampling(**sampling)
         model = Model(replace(self.config, sampling=process.sampling), process, self.network, self.start_labels)
-        model.familiar = self.familiar
+        model.familiar, model.reader = self.familiar, self.reader
         return model
 
     @property
@@ -273,7 +278,7 @@ class Model(nn.Module):
         """The network, to judge blurs and images by."""
         runner = self.runner(execution)
         process = self.process.with_sampling(**restoring(self.process).judged_by)
-        return Judge(process, runner.network, self.config.domain, self.device, runner.size(BATCH))
+        return Judge(process, runner.network, self.config.domain, self.device, runner.size(BATCH), self.reader)
 
     def restoring_process(self, **sampling: Any) -> Process:
         """The process as it restores best, unless told otherwise, however the model samples by itself."""
@@ -344,7 +349,8 @@ class Model(nn.Module):
         else:
             (folder / PRIOR).unlink(missing_ok=True)  # that of a model which was here before
         write_config(folder, self.config)
-        write_familiar(folder, self.familiar)
+        write_calibrated(folder / FAMILIAR, self.familiar)
+        write_calibrated(folder / READER, self.reader)
         write_card(folder, self.config, self.facts())
 
     def file_names(self) -> list[str]:
@@ -385,7 +391,8 @@ class Model(nn.Module):
         if labels is not None and not _are_labels(labels, config, process):
             raise IhdmError(f"{folder / PRIOR} does not belong to {CONFIG}: its {LABELS} are not those of the prior")
         model = cls(config, process, network.eval(), labels)
-        model.familiar = read_familiar(folder)
+        model.familiar = read_calibrated(folder / FAMILIAR, Familiar.of)
+        model.reader = read_calibrated(folder / READER, partial(WidthReader.of, shape=config.shape))
         return model
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import safetensors
 from safetensors.torch import save
@@ -21,7 +21,6 @@ from ihdm.disk import expanded, load_tensors
 from ihdm.domains import Domain, as_domain, domain_kind
 from ihdm.earlier import from_0_1
 from ihdm.errors import IhdmError, UsageError
-from ihdm.familiar import Familiar
 from ihdm.labels import Labels
 from ihdm.registry import PROCESSES
 
@@ -30,6 +29,7 @@ OTHERS = ("shape", "domain", "data", "steps", "origin", "labels")  # in config.j
 DOMAIN = "domain.safetensors"  # where the values of data lie, if that takes more than words
 MOST_CHANNELS, MOST_PIXELS = 1024, 2**24  # of an image, or of other data
 FAMILIAR = "familiar.safetensors"  # what restored images look like to the model, if it was calibrated
+READER = "widths.safetensors"  # what reads the width of a blur, likewise
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def locate(name: str | Path, revision: str | None = None) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        files = [CONFIG, WEIGHTS, PRIOR, DOMAIN, CARD, FAMILIAR]
+        files = [CONFIG, WEIGHTS, PRIOR, DOMAIN, CARD, FAMILIAR, READER]
         return Path(snapshot_download(str(name), revision=revision, allow_patterns=files))
     except Exception as error:  # the hub's client raises many kinds; each is a failed download
         which = f"{name}, revision {revision}," if revision else name
@@ -136,21 +136,29 @@ def _domain(folder: Path, shape: tuple[int, ...], tree: dict[str, Any]) -> Domai
     return kind.restored(shape, tree, read_tensors(folder / DOMAIN) if (folder / DOMAIN).exists() else {})
 
 
-def write_familiar(folder: Path, familiar: Familiar | None) -> None:
+class Calibrated(Protocol):
+    """Something that `ihdm calibrate` finds."""
+
+    def tensors(self) -> dict[str, Tensor]: ...
+
+
+Found = TypeVar("Found", bound=Calibrated)
+
+
+def write_calibrated(path: Path, found: Calibrated | None) -> None:
     """Write what a model was calibrated to, or remove that of one which was here before."""
-    if familiar is None:
-        (folder / FAMILIAR).unlink(missing_ok=True)
+    if found is None:
+        path.unlink(missing_ok=True)
     else:
-        (folder / FAMILIAR).write_bytes(save(familiar.tensors()))
+        path.write_bytes(save(found.tensors()))
 
 
-def read_familiar(folder: Path) -> Familiar | None:
-    """What a model was calibrated to; None: it was not."""
-    path = folder / FAMILIAR
+def read_calibrated(path: Path, of: Callable[[dict[str, Tensor]], Found]) -> Found | None:
+    """What a model was calibrated to, made of tensors; None: it was not."""
     if not path.exists():
         return None
     try:
-        return Familiar.of(load_tensors(path))
+        return of(load_tensors(path))
     except (ValueError, OSError, safetensors.SafetensorError) as error:
         raise IhdmError(f"{path} is damaged ({error}); remove it, or run ihdm calibrate again") from error
 

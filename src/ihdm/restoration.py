@@ -70,7 +70,7 @@ class Observation:
         mean, power = turned(self._mean, right), _powers(self.spectrum.power, right)
         decay = torch.exp(t * self.laplacian.eigenvalues)
         total = power * self.T.square() + self.N
-        estimate = mean + power * self.T / total * (self.y_hat - self.T * mean)
+        estimate = wiener(self.y_hat, self.T, self.N, mean, power)
         back = [basis.mT for basis in right]
         return decay * turned(estimate, back), decay.square() * _powers(power * self.N / total, back)
 
@@ -306,6 +306,11 @@ def _guesses(
 def _log_likelihood(deviation: Tensor, power: Tensor) -> Tensor:
     """Of independent normal coefficients, up to a constant, for each of the first dimension."""
     return -(power.log() + deviation.square() / power).flatten(1).sum(1) / 2
+
+
+def wiener(y_hat: Tensor, T: Tensor, N: Tensor | float, mean: Tensor, power: Tensor) -> Tensor:
+    """The best linear estimate of coefficients with a mean and a power from y_hat = T u_hat_0 + error of power N."""
+    return mean + power * T / (power * T.square() + N) * (y_hat - T * mean)
 
 
 def _powers(power: Tensor, bases: Bases) -> Tensor:

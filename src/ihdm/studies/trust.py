@@ -20,7 +20,7 @@ from ihdm.studies.strangers import BORDERS, WAYS, by_pillow, by_scipy, strangers
 RADII = 0.054, 0.143  # of other programs' blurs, as shares of the longer side: 1.5 to 4 pixels of 28
 CLOSE = 1.0  # dB
 ALARMS = 0.05  # that may be false
-UNKNOWN = 200  # images of an unknown width: each takes about ten seconds of a core
+UNKNOWN = 200  # images of an unknown width
 CALIBRATED = 1200  # held-out images that ihdm calibrate takes, unless told otherwise
 STRANGERS = 52  # pictures of each kind that the model does not know
 
@@ -66,8 +66,8 @@ def width_words(unknown: dict[str, dict[str, float]]) -> str:
         for name, one in unknown.items()
     ]
     return (
-        f"An unknown width, chosen by how plausible the network finds what comes out. How many restorations (the mean "
-        f"of 8, in eight exact steps) are within {CLOSE:g} dB of what the true width gives: {'; '.join(words)}."
+        f"An unknown width, as `ihdm restore` finds it. How many restorations (the mean of 8, in eight exact steps) "
+        f"are within {CLOSE:g} dB of what the true width gives: {'; '.join(words)}."
     )
 
 
