@@ -243,6 +243,8 @@ def test_labels_are_given_by_name_or_number_for_all_or_for_each():
     assert ANIMALS.numbers(["cat", 0], 2).tolist() == ANIMALS.numbers(torch.tensor([2, 0]), 2).tolist() == [2, 0]
     assert Labels(("1", "5"), (1, 1)).numbers(5, 1).tolist() == [1]  # a name that is a number is meant
     assert Labels(("1", "5"), (1, 1)).numbers(torch.tensor([1, 0, 2]), 3).tolist() == [1, 0, 2]  # numbers, 2 for none
+    with pytest.raises(UsageError, match="unknown label '0'; one of: 1, 5"):
+        Labels(("1", "5"), (1, 1)).numbers(0, 1)  # which would be the first, and 1 too
     wrong = {"cta": "did you mean 'cat'", 3: "unknown label '3'", ("cat",): "each of 2, not 1"}
     for given, words in [*wrong.items(), (torch.tensor([0, 4]), "from 0 to 3"), (torch.ones(2), "whole numbers")]:
         with pytest.raises(UsageError, match=words):
