@@ -154,6 +154,21 @@ def test_labels_are_arrays_beside_arrays(tmp_path, names, values):
     assert len(load_images(DataConfig(str(tmp_path / "set.npz"), holdout=0)).train) == 4  # or are left alone
 
 
+@pytest.mark.parametrize("order", [("test", "val"), ("val", "test")])
+def test_of_two_held_out_arrays_one_is_taken_with_its_own_labels(tmp_path, order):
+    kinds = {"test": [0, 2, 1, 0], "val": [2, 2, 2, 2]}
+    arrays = {name: PIXELS if name == "test" else PIXELS[[1] * 4] for name in order}
+    labels = {f"y_{name}": np.array(kinds[name]) for name in reversed(order)}
+    np.savez(tmp_path / "set.npz", x_train=PIXELS, y_train=np.array(kinds["test"]), **arrays, **labels)
+    images = load(tmp_path / "set.npz")
+    assert (
+        images.held_out.squeeze(1).equal(torch.from_numpy(PIXELS)) and images.held_out_labels.tolist() == kinds["test"]
+    )
+    np.savez(tmp_path / "less.npz", train=PIXELS, train_labels=np.arange(4), **arrays, val_labels=np.zeros(4, int))
+    with pytest.raises(IhdmError, match="has no label"):
+        load(tmp_path / "less.npz")
+
+
 def test_labels_of_webdataset_are_files_in_its_archives(tmp_path):
     for part in range(2):
         numbers = {f"{i}": 3 * (i + part) for i in range(2)}
