@@ -226,6 +226,7 @@ def broken_sets(folder) -> dict[str, tuple[str, str]]:
     (folder / "cut-labels-idx1-ubyte").write_bytes(idx(np.arange(4))[:-1])
     np.savez(folder / "real.npz", train=PIXELS, train_labels=np.linspace(0, 1, 4))
     np.savez(folder / "none.npz", train=PIXELS)
+    np.savez(folder / "single.npz", train=PIXELS, label=3)
     np.savez(folder / "some.npz", train=PIXELS, labels=np.array([1, 2, -1, 1]))
     return {
         "flat": ("has no labels", "class folders"),
@@ -236,6 +237,7 @@ def broken_sets(folder) -> dict[str, tuple[str, str]]:
         "cut-images-idx3-ubyte": ("not a complete idx1-ubyte file of labels", ""),
         "real.npz": ("whole numbers or texts, not float", ""),
         "none.npz": ("has no labels", "train_labels"),
+        "single.npz": ("1 labels for 4 images", ""),
         "some.npz": ("some.npz[2] has no label", "1 of 4"),
     }
 
