@@ -368,6 +368,11 @@ def test_parts_that_are_not_connected_have_no_one_colour_to_start_from():
     assert sampled.shape == (2, 1, 4)
 
 
+def test_a_network_is_described_in_words():
+    said = [GraphNet.words(GraphNet.Settings(blocks=blocks), mesh_domain()) for blocks in (1, 2)]
+    assert ", 1 block, heat along 60 eigenvectors" in said[0] and ", 2 blocks, heat" in said[1]
+
+
 def test_networks_are_refused_where_they_do_not_belong():
     config = Config().with_settings(["network.kind=graph"])
     with pytest.raises(UsageError, match="for graphs, not for images"):
