@@ -57,7 +57,8 @@ def labels(about: dict, chances: list, label: tuple[str, ...], guidance: float) 
         sys.exit("the model knows no labels, and takes neither labels nor guidance")
     if not names:
         return {}
-    numbers = {str(number): number for number in range(len(names) + 1)}  # the one after the last is for no label
+    by_name = any(name.isdecimal() for name in names)  # a number is then no other label's place
+    numbers = {str(number): number for number in range(len(names) * by_name, len(names) + 1)}  # the last for no label
     numbers |= {name: number for number, name in enumerate(names)}
     for name in label:
         if name not in numbers:

@@ -116,8 +116,11 @@ def test_wrong_words_are_refused_before_work_starts(images, tmp_path, capsys, mo
     monkeypatch.delenv("IHDM_DATA", raising=False)
     out = tmp_path / "model"
     good = words(CHECKPOINT, out, images)
+    plain = good[: -len(SETTINGS)]
     refused(["convert", str(CHECKPOINT), str(out), "--preset", "mnst"], 2, "did you mean 'mnist'?", capsys)
     refused([*good, "process.skip=linear"], 2, "process.skip=identity", capsys)
+    refused([*plain, "network.kind=graph"], 2, "U-Nets for images, not of network.kind=graph", capsys)
+    refused([*plain, "data.kind=signals", "data.size=64"], 2, "not of network.kind=unet for signals", capsys)
     refused([*good, "network.channels=48"], 2, "cannot be divided into network.groups=32", capsys)
     refused(words(CHECKPOINT, tmp_path, images), 2, "give the name of a new folder", capsys)
     refused(words(tmp_path / "no.pth", out, images), 1, "there is no file", capsys)

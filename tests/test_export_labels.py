@@ -127,6 +127,17 @@ def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(1)
 
 
+def test_names_that_are_numbers_are_told_from_numbers_as_the_model_does():
+    kind = chain_of(folders.CARRIED)
+    chain = kind.__new__(kind)
+    chain.__dict__ |= {"labels": ["1", "5"]}
+    tensor = torch.tensor([1, 0, 2])  # of numbers, 2 for none
+    assert chain._numbers(tensor).equal(tensor) and chain._numbers([5, "1", 2]).tolist() == [1, 0, 2]
+    for wrong in ([0], torch.tensor([3]), torch.tensor([0.5])):
+        with pytest.raises(ValueError, match=r"unknown label '0'; one of: 1, 5|whole numbers from 0 to 2"):
+            chain._numbers(wrong)
+
+
 @EXPORTS
 def test_a_folder_for_torch_takes_labels(unet, tmp_path, monkeypatch):
     monkeypatch.setitem(folders.LAYOUTS, "torch", (archives, ("start", "step"), ("ihdm_chain.py",)))  # sooner done

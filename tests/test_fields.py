@@ -7,6 +7,7 @@ import json
 import math
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from ihdm.data.graphs import read_one
 from ihdm.domains import GraphDomain, ImageDomain
 from ihdm.domains.drawing import COLOURS, SIZE, colours
 from ihdm.errors import IhdmError, UsageError
+from ihdm.evaluation import images_for
 from ihdm.export.programs import programs
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig, read_config
@@ -77,7 +79,7 @@ def test_a_domain_is_what_its_tensors_and_range_are():
     ]
     assert all(one != other for other in others)
     assert one.words == "3 nodes of a graph" and mesh_domain(2).words == "60 nodes of a mesh in 2 channels"
-    assert one.data_settings() == {"kind": "graphs", "size": (3,), "channels": 1}
+    assert one.data_settings() == {"kind": "graphs", "size": (3,), "channels": 1, "range": (0.0, 2.0)}
     apart = GraphDomain((1, 4), edges=TRIANGLE)
     assert apart.words == "4 nodes of a graph, in 2 parts that are not connected"
     assert bool((apart.laplacian.eigenvalues[:2] == 0).all())
@@ -205,6 +207,26 @@ def test_without_a_test_split_some_are_set_aside_and_edges_will_do(tmp_path):
     assert images.fingerprint() != other.fingerprint()  # a run is not continued on another graph
 
 
+def test_other_fields_on_the_same_graph_are_brought_to_the_range_of_a_model(tmp_path, capsys):
+    fields = np.random.default_rng(0).normal(size=(20, 2, 3))
+    for name, arrays in {
+        "own": {"train": fields, "edges": TRIANGLE.numpy()},
+        "others": {"train": fields / 2 + 0.1, "edges": TRIANGLE.numpy()},
+        "far": {"train": fields + 100, "edges": TRIANGLE.numpy()},
+        "elsewhere": {"train": fields, "edges": TRIANGLE.numpy()[:2]},
+    }.items():
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+    domain = load_images(DataConfig(kind="graphs", source=str(tmp_path / "own.npz"))).domain
+    model = SimpleNamespace(config=SimpleNamespace(domain=domain))
+    own, others = (images_for(model, str(tmp_path / f"{name}.npz")) for name in ("own", "others"))
+    assert own.domain == others.domain == domain and not capsys.readouterr().err
+    torch.testing.assert_close(domain.values(others.train), domain.values(own.train) / 2 + 0.1, atol=1e-6, rtol=0)
+    assert images_for(model, str(tmp_path / "far.npz")).train.min() == 1
+    assert "114 of 114 values lie outside" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="3 nodes of a graph in 2 channels, but not of the same one"):
+        images_for(model, str(tmp_path / "elsewhere.npz"))
+
+
 GOOD = {"train": np.arange(12.0).reshape(4, 3), "edges": TRIANGLE.numpy()}
 
 
@@ -243,6 +265,9 @@ def test_what_is_wrong_with_a_file_is_said(change, message, tmp_path):
         ({"memory": "no"}, "data.memory=no is for images"),
         ({"on_error": "skip"}, "data.on_error=skip is for images"),
         ({"labels": True}, "has no labels"),
+        ({"range": (0.0, 1.0, 0.0, 1.0)}, "of 1 channels, and data.range has 2 pairs of numbers, not one for each"),
+        ({"range": (0.0, 1.0, 2.0)}, "data.range is two numbers"),
+        ({"range": (0.0, 1.0, 2.0, 2.0)}, "data.range is two numbers"),
     ],
 )
 def test_what_is_wrong_with_settings_is_said(change, message, tmp_path):
@@ -341,6 +366,11 @@ def test_parts_that_are_not_connected_have_no_one_colour_to_start_from():
     config = Config().with_settings(["network.kind=graph", "network.channels=8", "process.K=4"])
     sampled = Model.from_images(ModelConfig.of(config, domain), torch.rand(6, 1, 4)).sample(2)
     assert sampled.shape == (2, 1, 4)
+
+
+def test_a_network_is_described_in_words():
+    said = [GraphNet.words(GraphNet.Settings(blocks=blocks), mesh_domain()) for blocks in (1, 2)]
+    assert ", 1 block, heat along 60 eigenvectors" in said[0] and ", 2 blocks, heat" in said[1]
 
 
 def test_networks_are_refused_where_they_do_not_belong():

@@ -105,6 +105,16 @@ def test_each_part_has_a_blank_state_of_its_own():
     assert bool((on_parts.sum(0) == 1).all())  # every eigenvector lies on one of them
 
 
+def test_parts_of_long_graphs_are_found_at_once():
+    """Two paths whose nodes have their numbers by chance; to go along them node by node would take minutes."""
+    order = np.random.default_rng(0).permutation(200_000)
+    edges = np.concatenate([np.stack([path[:-1], path[1:]], 1) for path in (order[:50_000], order[50_000:])])
+    found = graph.connected(len(order), edges)
+    assert found.max() == 1 and found[0] == 0
+    assert [len(set(found[path])) for path in (order[:50_000], order[50_000:])] == [1, 1]
+    assert graph.connected(3, np.zeros((0, 2), int)).tolist() == [0, 1, 2]
+
+
 def test_the_normalised_one_is_that_of_the_degrees():
     edges, weights = random_graph(12, 0.4)
     laplacian = GraphLaplacian(13, edges, weights, normalised=True)  # the last node is alone

@@ -70,7 +70,9 @@ def test_a_card_of_ones_own_is_pushed_as_it_is(model, tmp_path, monkeypatch):
     assert sent["config.json"] == (tmp_path / "model" / "config.json").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["blobs", "owner/", "/blobs", "a/b/c", "owner/blobs?", "../blobs"])
+@pytest.mark.parametrize(
+    "name", ["blobs", "owner/", "/blobs", "a/b/c", "owner/blobs?", "../blobs", "owner/a--b", "owner/a.git", "owner/é"]
+)
 def test_names_that_the_hub_does_not_know_are_refused(name):
     with pytest.raises(UsageError, match="owner/name"):
         hub.check(name)

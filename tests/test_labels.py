@@ -154,6 +154,21 @@ def test_labels_are_arrays_beside_arrays(tmp_path, names, values):
     assert len(load_images(DataConfig(str(tmp_path / "set.npz"), holdout=0)).train) == 4  # or are left alone
 
 
+@pytest.mark.parametrize("order", [("test", "val"), ("val", "test")])
+def test_of_two_held_out_arrays_one_is_taken_with_its_own_labels(tmp_path, order):
+    kinds = {"test": [0, 2, 1, 0], "val": [2, 2, 2, 2]}
+    arrays = {name: PIXELS if name == "test" else PIXELS[[1] * 4] for name in order}
+    labels = {f"y_{name}": np.array(kinds[name]) for name in reversed(order)}
+    np.savez(tmp_path / "set.npz", x_train=PIXELS, y_train=np.array(kinds["test"]), **arrays, **labels)
+    images = load(tmp_path / "set.npz")
+    assert (
+        images.held_out.squeeze(1).equal(torch.from_numpy(PIXELS)) and images.held_out_labels.tolist() == kinds["test"]
+    )
+    np.savez(tmp_path / "less.npz", train=PIXELS, train_labels=np.arange(4), **arrays, val_labels=np.zeros(4, int))
+    with pytest.raises(IhdmError, match="has no label"):
+        load(tmp_path / "less.npz")
+
+
 def test_labels_of_webdataset_are_files_in_its_archives(tmp_path):
     for part in range(2):
         numbers = {f"{i}": 3 * (i + part) for i in range(2)}
@@ -211,6 +226,7 @@ def broken_sets(folder) -> dict[str, tuple[str, str]]:
     (folder / "cut-labels-idx1-ubyte").write_bytes(idx(np.arange(4))[:-1])
     np.savez(folder / "real.npz", train=PIXELS, train_labels=np.linspace(0, 1, 4))
     np.savez(folder / "none.npz", train=PIXELS)
+    np.savez(folder / "single.npz", train=PIXELS, label=3)
     np.savez(folder / "some.npz", train=PIXELS, labels=np.array([1, 2, -1, 1]))
     return {
         "flat": ("has no labels", "class folders"),
@@ -221,6 +237,7 @@ def broken_sets(folder) -> dict[str, tuple[str, str]]:
         "cut-images-idx3-ubyte": ("not a complete idx1-ubyte file of labels", ""),
         "real.npz": ("whole numbers or texts, not float", ""),
         "none.npz": ("has no labels", "train_labels"),
+        "single.npz": ("1 labels for 4 images", ""),
         "some.npz": ("some.npz[2] has no label", "1 of 4"),
     }
 
@@ -243,6 +260,8 @@ def test_labels_are_given_by_name_or_number_for_all_or_for_each():
     assert ANIMALS.numbers(["cat", 0], 2).tolist() == ANIMALS.numbers(torch.tensor([2, 0]), 2).tolist() == [2, 0]
     assert Labels(("1", "5"), (1, 1)).numbers(5, 1).tolist() == [1]  # a name that is a number is meant
     assert Labels(("1", "5"), (1, 1)).numbers(torch.tensor([1, 0, 2]), 3).tolist() == [1, 0, 2]  # numbers, 2 for none
+    with pytest.raises(UsageError, match="unknown label '0'; one of: 1, 5"):
+        Labels(("1", "5"), (1, 1)).numbers(0, 1)  # which would be the first, and 1 too
     wrong = {"cta": "did you mean 'cat'", 3: "unknown label '3'", ("cat",): "each of 2, not 1"}
     for given, words in [*wrong.items(), (torch.tensor([0, 4]), "from 0 to 3"), (torch.ones(2), "whole numbers")]:
         with pytest.raises(UsageError, match=words):

@@ -50,7 +50,9 @@ class DataConfig:
         "images", "what the data are; signals: sounds and other series, volumes: of three axes, graphs: on their nodes"
     )
     range: tuple[float, ...] | None = setting(
-        None, "of volumes: the values that become 0 and 1, such as -1000,1000; auto: the least and largest in training"
+        None,
+        "of volumes, and of each channel on graphs: the values that become 0 and 1, such as -1000,1000; auto: the "
+        "least and largest in training",
     )
     rate: int | None = setting(
         None,
@@ -85,12 +87,11 @@ class DataConfig:
             raise UsageError(f"data.size must be one number{several}, not {'x'.join(map(str, self.size)) or 'none'}")
         if self.kind != "images" and (self.flip or self.stream):
             raise UsageError(f"data.{'flip' if self.flip else 'stream'} is for images, not for {self.kind}")
-        if self.range is not None and (
-            self.kind != "volumes" or len(self.range) != 2 or self.range[0] >= self.range[1]
-        ):
+        if self.range is not None and not self._has_ranges(self.range):
             given = ",".join(f"{number:g}" for number in self.range)
             raise UsageError(
-                f"data.range is two numbers, a smaller and a larger one, of volumes: not {given} of {self.kind}"
+                f"data.range is two numbers, a smaller and a larger one, of volumes, or of each channel on graphs: "
+                f"not {given} of {self.kind}"
             )
         for name in ("rate", "peak"):
             if self.kind != "signals" and getattr(self, name) is not None:
@@ -100,6 +101,10 @@ class DataConfig:
                 "data.labels=true needs to know all labels at the start, which a stream does not tell; instead of "
                 "data.stream=true take data.memory=no, which leaves the images on the disk"
             )
+
+    def _has_ranges(self, ends: tuple[float, ...]) -> bool:
+        many = {"volumes": len(ends) == 2, "graphs": len(ends) > 0 and len(ends) % 2 == 0}.get(self.kind, False)
+        return many and all(low < high for low, high in zip(ends[::2], ends[1::2]))
 
 
 @dataclass(frozen=True)

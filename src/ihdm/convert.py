@@ -24,6 +24,7 @@ from ihdm.networks import build_network
 from ihdm.networks.layers import Block
 from ihdm.networks.unet import UNet, UNetSettings
 from ihdm.processes.inverse_heat import as_published
+from ihdm.registry import NETWORKS
 from ihdm.torch_archive import StoredTensor, read_archive
 
 GROUPS = 32  # of each normalisation, in their code always
@@ -80,6 +81,11 @@ def fitting(config: Config, checkpoint: Checkpoint) -> ModelConfig:
         raise UsageError(
             "the authors' networks add to the image itself what the heat equation took: use a preset of the paper, "
             "such as cifar10, or --set process.kind=heat process.skip=identity process.blur=heat"
+        )
+    if config.data.kind != "images" or not isinstance(config.network, UNetSettings):
+        raise UsageError(
+            f"the authors' networks are U-Nets for images, not of network.kind={NETWORKS.kind(config.network)} for "
+            f"{config.data.kind}: use a preset of the paper, such as cifar10"
         )
     model = _model_config(config, checkpoint.shapes)
     misfits = _misfits(checkpoint.shapes, _expected(model))

@@ -260,15 +260,18 @@ def nearest(points: ArrayLike, neighbours: int) -> Array:
 
 
 def connected(n: int, edges: Array) -> Array:
-    """The number of the part that each node is in, (n,): those that are connected are in one."""
-    least = np.arange(n)
-    while True:
-        before = least.copy()
-        for i, j in (edges.T, edges.T[::-1]):
-            np.minimum.at(least, i, least[j])
-        least = least[least]
-        if np.array_equal(least, before):
-            return np.unique(least, return_inverse=True)[1].reshape(-1)
+    """The number of the part that each node is in, (n,): those that are connected are in one.
+
+    Nodes point to the least that they are known to be connected with. Wherever an edge joins two of these, the larger
+    one points to the smaller: so at least half of those that have others beside them are gone each time.
+    """
+    least, (i, j) = np.arange(n), edges.T
+    while (apart := least[i] != least[j]).any():
+        ends = np.sort([least[i][apart], least[j][apart]], 0)
+        np.minimum.at(least, ends[1], ends[0])
+        while not np.array_equal(further := least[least], least):
+            least = further
+    return np.unique(least, return_inverse=True)[1].reshape(-1)
 
 
 def _matrix(n: int, edges: Array, weights: Array, normalised: bool) -> Matrix:

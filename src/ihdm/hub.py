@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from pathlib import Path
 
 from torch import Tensor
@@ -18,10 +17,17 @@ SAMPLES = "samples.png"
 
 def check(name: str) -> None:
     """Refuse before any work what the hub would refuse."""
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
-        raise UsageError(f"a model on the hub is called owner/name, not {name}")
     from huggingface_hub import get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
 
+    called = f"a model on the hub is called owner/name, not {name}"
+    if name.count("/") != 1:
+        raise UsageError(called)
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise UsageError(f"{called} ({error})") from error
     if get_token() is None:
         raise UsageError("nobody is logged in to the hub here: `hf auth login`, or set HF_TOKEN")
 

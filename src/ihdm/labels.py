@@ -43,7 +43,7 @@ class Labels:
         """Of a label that is given by its name or, if no name is a number, by its number."""
         if str(label) in self.names:
             return self.names.index(str(label))
-        if isinstance(label, int) and 0 <= label < len(self):
+        if isinstance(label, int) and 0 <= label < len(self) and not any(map(str.isdecimal, self.names)):
             return label
         raise unknown("label", str(label), self.names)
 

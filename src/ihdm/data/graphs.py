@@ -62,7 +62,7 @@ def _read(config: DataConfig) -> tuple[GraphDomain, dict[str, Pictures]]:
         raise UsageError(f"fields on a graph are read from an npz file (docs/domains.md), not from {config.source}")
     arrays = _arrays(path)
     fields = {split: _checked(arrays[split], f"{path}: {split}") for split in SPLITS if split in arrays}
-    found = _domain(path, fields, {name: arrays[name] for name in TENSORS if name in arrays})
+    found = _domain(path, fields, {name: arrays[name] for name in TENSORS if name in arrays}, config.range)
     channels, nodes = found.shape
     asked = {"size": (config.size or (nodes,))[0], "channels": config.channels or channels}
     for name, there in (("size", nodes), ("channels", channels)):
@@ -84,13 +84,18 @@ def _arrays(path: Path) -> dict[str, Any]:
     return arrays
 
 
-def _domain(path: Path, fields: dict[str, Any], graph: dict[str, Any]) -> GraphDomain:
-    """The least and the largest value of each channel in training become 0 and 1."""
+def _domain(path: Path, fields: dict[str, Any], graph: dict[str, Any], ends: tuple[float, ...] | None) -> GraphDomain:
+    """The least and the largest value of each channel in training become 0 and 1, unless others are given."""
     train = fields["train"]
     for split, array in fields.items():
         if array.shape[1:] != train.shape[1:]:
             raise IhdmError(f"{path}: {split} has fields of {array.shape[1:]}, train of {train.shape[1:]}")
     low, high = train.min((0, 2)), train.max((0, 2))
+    if ends is not None:
+        low, high = (np.array(some, np.float64) for some in (ends[::2], ends[1::2]))
+    if len(low) != train.shape[1]:
+        words = f"{train.shape[1]} channels, and data.range has {len(low)} pairs of numbers, not one for each"
+        raise UsageError(f"{path} has fields of {words}")
     if (low == high).any():
         channel = int(np.flatnonzero(low == high)[0])
         raise IhdmError(f"{path}: all values of channel {channel} are {low[channel]:g}; there is nothing to learn")
@@ -119,7 +124,7 @@ def _checked(array: Any, name: str) -> Any:
 
 
 def _stacked(fields: Pictures, domain: GraphDomain) -> Tensor:
-    """(N, C, n) in [0, 1]; what lies outside, as only fields that are held out may, is cut off, and said."""
+    """(N, C, n) in [0, 1]; what lies outside is cut off, and said."""
     found: list[Any] = [fields.read(i) for i in range(len(fields))]
     if not found:
         return torch.empty(0, *domain.shape)
@@ -127,8 +132,8 @@ def _stacked(fields: Pictures, domain: GraphDomain) -> Tensor:
     outside = int(((u < 0) | (u > 1)).sum())
     if outside:
         print(
-            f"warning: {outside:,} of {u.numel():,} held-out values lie outside of the range of the training fields, "
-            f"and are cut off there",
+            f"warning: {outside:,} of {u.numel():,} values lie outside of the range of the training fields, or of "
+            f"data.range, and are cut off there",
             file=sys.stderr,
         )
     return u.clamp(0, 1).float()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,7 +65,7 @@ def named(pictures: Pictures) -> list[str]:
         return _in_archives(pictures)
     if isinstance(pictures, Rows):
         return _in_column(pictures)
-    given = pictures.labels() if isinstance(pictures, Stack) and pictures.labels else []
+    given: Any = np.atleast_1d(pictures.labels()) if isinstance(pictures, Stack) and pictures.labels else []
     return _words(pictures, given) if len(given) else [""] * len(pictures)
 
 

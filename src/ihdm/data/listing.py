@@ -39,7 +39,7 @@ def files_below(root: Path) -> list[str]:
         return remembered
     now, listing = time.time(), Listing()
     _list(root, "", listing)
-    if len(listing.files) >= LARGE and _trustworthy(listing, root, now):
+    if len(listing.files) >= LARGE and _trustworthy(listing, now):
         _remember(index, root, listing)
     return listing.files
 
@@ -75,7 +75,7 @@ def _times(folder: str | Path) -> Times:
     return [found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]
 
 
-def _trustworthy(listing: Listing, root: Path, now: float) -> bool:
+def _trustworthy(listing: Listing, now: float) -> bool:
     """Whether any later change will show in the folders' times."""
     last = max(max(times[:2]) for times in listing.folders.values()) / 1e9
     devices = {times[3] for times in listing.folders.values()}

@@ -243,7 +243,11 @@ def _split_of(folder: str) -> str | None:
 
 def _split_by(words: Iterable[str]) -> str:
     """The split that the first word which names one says; without any, train."""
-    return next((SPLIT_WORDS[word.lower()] for word in words if word.lower() in SPLIT_WORDS), "train")
+    return SPLIT_WORDS[_split_word(words)]
+
+
+def _split_word(words: Iterable[str]) -> str:
+    return next((word.lower() for word in words if word.lower() in SPLIT_WORDS), "train")
 
 
 def _is_idx(name: str) -> bool:
@@ -292,13 +296,18 @@ def _numpy(path: Path) -> Splits:
 
 
 def arrays_by_split(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrays of an npy or npz file by split, and those of their labels, where there are some."""
+    """The arrays of an npy or npz file by split, and those of their labels, where there are some.
+
+    Of several held-out arrays, such as test and val, the one that comes first in `SPLIT_WORDS` is taken.
+    """
     arrays = numpy_file(path)
     arrays = arrays if isinstance(arrays, dict) else {"train": arrays}
     words = {name: name.lower().split("_") for name in arrays if len(arrays) > 1}
-    labels = {_split_by(words[name]): arrays.pop(name) for name in words if LABEL_WORDS & set(words[name])}
+    beside = {_split_word(words[name]): arrays.pop(name) for name in words if LABEL_WORDS & set(words[name])}
     named = {name.lower().removeprefix("x_"): array for name, array in arrays.items()}
-    chosen = {SPLIT_WORDS[name]: array for name, array in named.items() if name in SPLIT_WORDS}
+    taken = {split: word for word, split in reversed(SPLIT_WORDS.items()) if word in named}
+    chosen = {split: named[word] for split, word in taken.items()}
+    labels = {SPLIT_WORDS[word]: array for word, array in beside.items() if word not in named or word in taken.values()}
     if not chosen and len(arrays) == 1:
         chosen = {"train": next(iter(arrays.values()))}
     if "train" not in chosen:

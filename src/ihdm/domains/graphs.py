@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,9 @@ class GraphDomain(Domain):
     def write(self, u: Tensor, path: Path) -> None:
         """In the units of the data, (C, n)."""
         np.save(path, self.values(u).float().numpy())
+
+    def data_settings(self) -> dict[str, Any]:
+        return super().data_settings() | {"range": tuple(chain(*zip(self.low, self.high)))}
 
     def tree(self) -> dict[str, Any]:
         return {"low": list(self.low), "high": list(self.high)}

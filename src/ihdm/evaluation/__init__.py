@@ -28,7 +28,8 @@ def images_for(model: Model, source: str, resize: bool = False, label: str | Non
                 f"(channels x height x width); with --resize they are brought to the model's"
             )
         if found != domain:
-            raise UsageError(f"the model makes {domain.noun}s of {domain.words}; those of {source} are {found.words}")
+            theirs = f"{found.words}{', but not of the same one' * (found.words == domain.words)}"
+            raise UsageError(f"the model makes {domain.noun}s of {domain.words}; those of {source} are {theirs}")
     images = load_images(config, held_out_most=None)
     return images if label is None else images.of(label)
 

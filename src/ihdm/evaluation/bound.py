@@ -34,7 +34,6 @@ class Likelihood:
     dimensions: int
     levels: int  # looked at for each image, of K
     seed: int
-    sampling: str
     noun: str = "image"
 
     @property
@@ -105,7 +104,7 @@ def likelihood(
     rest = workers.join(_prior_terms(model, bounding, own, execution.progress))
     found = bounds(bounding, answers, chosen, rest, process.K)
     by_level = terms_by_level(bounding, answers, chosen, process.K)
-    facts = math.prod(model.config.shape), chosen.shape[1], seed, process.sampling_words(), model.config.domain.noun
+    facts = math.prod(model.config.shape), chosen.shape[1], seed, model.config.domain.noun
     return Likelihood(found, by_level, *facts)
 
 

@@ -83,8 +83,8 @@ class GraphNet(nn.Module):
     @staticmethod
     def words(settings: GraphSettings, domain: Domain) -> str:
         """The network in a line, for `ihdm info`."""
-        modes = min(settings.modes, domain.grid[0])
-        return f"graph network, {settings.channels} features, {settings.blocks} blocks, heat along {modes} eigenvectors"
+        modes, blocks = min(settings.modes, domain.grid[0]), f"{settings.blocks} block{'s' * (settings.blocks > 1)}"
+        return f"graph network, {settings.channels} features, {blocks}, heat along {modes} eigenvectors"
 
     def forward(self, u: Tensor, k: Tensor, condition: Tensor | None = None) -> Tensor:
         if condition is not None and self.embed_label is None:

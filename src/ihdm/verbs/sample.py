@@ -53,7 +53,7 @@ def sample(
         seed: image i depends on the seed and i alone
         grid: a picture of all images; default: samples.png, if neither --gif nor --out is given
         gif: an animation of the first 16 images growing from blur
-        out: an empty folder for the images, one PNG each; for volumes npy files
+        out: an empty folder for the images, one PNG each; for sounds wav files, for volumes and fields npy files
         same_start: grow all images from one blurred image: same colours, different shapes
         same_noise: use the same noise for all: same shapes, different colours (small grey images hardly differ then)
         label: what the images are to be, by a model that knows labels (ihdm info); of several, each in turn; default:

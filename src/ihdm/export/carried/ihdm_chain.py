@@ -83,18 +83,28 @@ class Chain(nn.Module):
             return []
         told = self._drawn(n, chance, self._any)  # in any case, so that all else is the same with and without labels
         if labels is not None:
-            given = labels.tolist() if isinstance(labels, Tensor) else labels
-            given = given if isinstance(given, list | tuple) else [given] * n
+            given = labels if isinstance(labels, list | tuple | Tensor) else [labels] * n
             if len(given) != n:
                 raise ValueError(f"labels are one for all images or one for each of {n}, not {len(given)}")
-            told = torch.tensor([self._number(label) for label in given], device=self.device)
+            told = self._numbers(given).to(self.device)
         return [told, torch.tensor(float(guidance), device=self.device)]
 
+    def _numbers(self, given: Any) -> Tensor:
+        """Those of labels; a tensor holds numbers already."""
+        if not isinstance(given, Tensor):
+            return torch.tensor([self._number(label) for label in given])
+        if given.is_floating_point() or bool(((given < 0) | (given > len(self.labels))).any()):
+            raise ValueError(
+                f"a tensor of labels holds whole numbers from 0 to {len(self.labels)}, which is none of them"
+            )
+        return given.long()
+
     def _number(self, label: str | int) -> int:
-        """Of a label that is given by its name or, if no name is a number, by its number."""
+        """Of a label that is given by its name or, if no name is a number, by its number; of none the one after all."""
         if str(label) in self.labels:
             return self.labels.index(str(label))
-        if isinstance(label, int) and 0 <= label <= len(self.labels):
+        by_number = not any(map(str.isdecimal, self.labels))
+        if isinstance(label, int) and (label == len(self.labels) or (by_number and 0 <= label < len(self.labels))):
             return label
         near = difflib.get_close_matches(str(label), self.labels, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(self.labels)}"
