@@ -132,6 +132,21 @@ def test_another_number_of_processes_is_announced(tiny_config, tiny_images, tmp_
     assert "the number of processes was 4, is 1" in capsys.readouterr().out
 
 
+def test_a_run_goes_on_in_smaller_parts_which_is_announced_where_it_matters(tiny_config, tiny_images, tmp_path, capsys):
+    """As one that does not fit into memory is advised to."""
+    runs = {}
+    for dropout in (0, 0.1):
+        config = tiny_config.with_settings([f"network.dropout={dropout}"])
+        for name, parts in (("whole", 1), ("parts", 4)):
+            runs[name] = tmp_path / f"{name} {dropout}"
+            train(config.with_settings(["trainer.steps=3"]), tiny_images, runs[name])
+            train(config.with_settings([f"trainer.accumulate={parts}"]), tiny_images, runs[name])
+            announced = "trainer.accumulate was 1, is 4: network.dropout" in capsys.readouterr().out
+            assert announced == (dropout > 0 and parts > 1)
+        if not dropout:
+            torch.testing.assert_close(weights(runs["parts"]), weights(runs["whole"]), atol=1e-4, rtol=0)
+
+
 @pytest.mark.accident("no finite gradient", "from some step on; the run stops, its checkpoint is finite")
 def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(tiny_config, tiny_images, tmp_path):
     settings = ["process.skip=identity", "trainer.checkpoint_every=2", "trainer.steps=30", "trainer.skip_most=5"]

@@ -26,6 +26,7 @@ from ihdm.trackers import Tracker
 # Settings that may change between one part of a run and the next.
 FREE_OF_TRAINER = (
     "steps",
+    "accumulate",
     "log_every",
     "tracker",
     "measure_every",
