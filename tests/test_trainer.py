@@ -470,6 +470,19 @@ def test_what_a_network_is_told_arrives_in_every_part_of_a_batch(tiny_config, ti
     torch.testing.assert_close(gradients[1:], [gradients[0]] * 2)
 
 
+def test_held_out_images_are_computed_in_parts_too(tiny_config, labelled, tmp_path):
+    """Else a run that trains would run out of memory at its first checkpoint."""
+    losses, seen = [], []
+    for parts in (1, 3):
+        config = tiny_config.with_settings([f"trainer.accumulate={parts}"])
+        trainer = Trainer(config, labelled, tmp_path / str(parts))
+        network = trainer.training.average
+        network.register_forward_hook(lambda module, inputs, answer: seen.append(len(answer)))
+        losses.append(trainer.held_out_loss())
+    assert seen == [8, 3, 3, 2]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
 @pytest.mark.accident("out of memory", "answered with a batch that fits")
 def test_a_batch_that_does_not_fit_is_answered_with_one_that_does(tiny_config, tiny_images, tmp_path, monkeypatch):
     config = tiny_config.with_settings(["trainer.batch_size=8", "trainer.accumulate=2"])

@@ -311,7 +311,10 @@ class Trainer:
 
     @torch.no_grad()
     def _held_out_losses(self) -> tuple[Tensor, Tensor]:
-        """Of each held-out image, by the averaged weights, and its level; always with the same levels and noise."""
+        """Of each held-out image, by the averaged weights, and its level; always with the same levels and noise.
+
+        As many are computed at a time as in training, which are known to fit into memory.
+        """
         generator, process = torch.Generator(self.device), self.model.process
         generator.manual_seed(mix_seed(self.config.trainer.seed, Purpose.HELD_OUT))
         network = Frozen(self.training.averaged(), self.precision, self.config.engine.compile)
@@ -320,8 +323,11 @@ class Trainer:
         for batch, label in zip(unit_batches(self.images.held_out, size), known):
             u_0 = batch.to(self.device)
             k, eps = process.draw(u_0.shape, generator)
-            losses.append(process.loss(told(network, label), u_0, k, eps))
             levels.append(k)
+            for first in range(0, len(u_0), self.training.part):
+                own = slice(first, first + self.training.part)
+                knowing = told(network, None if label is None else label[own])
+                losses.append(process.loss(knowing, u_0[own], k[own], eps[own]))
         return torch.cat(losses), torch.cat(levels)
 
     def _measure(self, log: Log | None) -> None:
