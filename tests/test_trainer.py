@@ -499,6 +499,18 @@ def test_a_batch_that_does_not_fit_is_answered_with_one_that_does(tiny_config, t
         trainer.train()
 
 
+def test_one_image_that_does_not_fit_is_not_answered_with_one_image(tiny_config, tiny_images, tmp_path):
+    """If others use the device, more might seem to fit than does."""
+    config = tiny_config.with_settings(["trainer.accumulate=8"])
+    training = Trainer(config, tiny_images, tmp_path / "plain").training
+    assert training.smaller_parts().endswith("at a time; 1 with --set engine.checkpoint=true trainer.accumulate=8")
+    config = config.with_settings(["engine.checkpoint=true"])
+    trainer = Trainer(config, tiny_images, tmp_path / "again")
+    assert "nor for one; smaller images" in trainer.training.smaller_parts()
+    with pytest.raises(IhdmError, match=r"nor for one$"), trainer.trained_model().runner().advice(1):
+        raise MemoryError
+
+
 def test_a_step_is_clipping_then_adam_then_the_moving_average(tiny_config, tiny_images, tmp_path):
     """Against the formulas, written out, from the gradients that the trainer finds; both rates ramp."""
     config = tiny_config.with_settings(["trainer.clip=0.001", "trainer.ema=0.5", "trainer.warmup=4"])

@@ -133,9 +133,11 @@ class Training:
             build = partial(build_network, self.model.config, again)
             needed = partial(memory.to_train, build, self.model.config.shape)
             needed = partial(needed, precision=self.precision, fused=self.compiled)
-            return memory.largest_batch(needed, max(1, self.part // 2), memory.all_bytes(self.device))
+            most = self.part // 2 if again == known else max(1, self.part // 2)
+            return memory.largest_batch(needed, most, memory.all_bytes(self.device))
 
-        plain, again = fitting(self.config.engine.checkpoint), fitting(True)
+        known = self.config.engine.checkpoint
+        plain, again = fitting(known), fitting(True)
         message = f"not enough memory for {self.part} images at a time"
         if plain:
             message += f"; {plain} should fit, with --set trainer.accumulate={-(-images // plain)}"
