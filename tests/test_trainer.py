@@ -341,6 +341,21 @@ def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_before(
     assert all(tensor.equal(whole[name]) for name, tensor in weights(run).items())
 
 
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_run_that_could_not_begin_can_be_begun_again(killed, tiny_config, tiny_images, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    if killed:
+        run.mkdir()
+        (run / ".lock").touch()
+        (run / ".config.toml.new").write_text("[pro")
+    else:
+        monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+        with pytest.raises(OSError, match="No space"):
+            train(tiny_config, tiny_images, run)
+        monkeypatch.undo()
+    assert train(tiny_config, tiny_images, run).step == 6
+
+
 @pytest.mark.accident("no finite gradient", "for some steps; they change nothing and are counted")
 def test_steps_without_a_finite_gradient_change_nothing_and_are_counted(tiny_config, tiny_images, tmp_path, capsys):
     trainer = Trainer(tiny_config, tiny_images, tmp_path / "run")
