@@ -392,6 +392,17 @@ def test_files_of_a_users_own_stay_where_they_are(tiny_config, tiny_images, tmp_
     assert [int(path.name[5:]) for path in checkpoint.saved(first.parent)] == [2, 8]
 
 
+def test_a_checkpoint_that_was_moved_and_linked_stays_where_it_is(tiny_config, tiny_images, tmp_path):
+    config = tiny_config.with_settings(["trainer.keep=1"])
+    run = train(config.with_settings(["trainer.steps=2"]), tiny_images, tmp_path / "run").run
+    (first,) = checkpoint.saved(run / "checkpoints")
+    first.rename(tmp_path / "elsewhere")
+    first.symlink_to(tmp_path / "elsewhere")
+    train(config, tiny_images, run)
+    assert [int(path.name[5:]) for path in checkpoint.saved(run / "checkpoints")] == [2, 6]
+    assert {path.name for path in (tmp_path / "elsewhere").iterdir()} == set(checkpoint.FILES)
+
+
 @pytest.mark.accident("a link in place of RUN/model", "saves go where it leads")
 def test_a_model_folder_may_be_a_link(tiny_config, tiny_images, tmp_path):
     train(tiny_config.with_settings(["trainer.steps=2"]), tiny_images, tmp_path / "run")
