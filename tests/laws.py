@@ -130,9 +130,9 @@ def noise_predicting(process: NoisePredicting, linear: bool, centre: float = 0.0
     return case
 
 
-def growing(skip: str, K: int = 100) -> Case:
+def growing(skip: str, K: int = 100, growth: float = 1.0) -> Case:
     return noise_predicting(
-        with_growing_noise(GrowingHeat, GrowingSettings(K, 0.02, 1.0, 0.1, 3.0, skip)), skip == "linear"
+        with_growing_noise(GrowingHeat, GrowingSettings(K, 0.02, growth, 0.1, 3.0, skip)), skip == "linear"
     )
 
 
@@ -171,7 +171,11 @@ def cold(K: int = 100) -> Case:
 CASES: dict[str, dict[str, Callable[[], Case]]] = {  # by the names of the registry
     "heat": {"linear skip": lambda: heat("linear"), "identity skip": lambda: heat("identity")},
     "ddpm": {"cosine": diffusion},
-    "growing": {"plain": lambda: growing("plain"), "linear skip": lambda: growing("linear")},
+    "growing": {
+        "plain": lambda: growing("plain"),
+        "linear skip": lambda: growing("linear"),
+        "linear skip, noise that does not grow": lambda: growing("linear", growth=0.0),
+    },
     "blurring": {"plain": lambda: blurring("plain"), "linear skip": lambda: blurring("linear")},
     "soft": {"plain": lambda: soft("plain"), "linear skip": lambda: soft("linear")},
     "cold": {"without noise": cold},

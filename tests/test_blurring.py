@@ -5,6 +5,7 @@ from __future__ import annotations
 import laws
 import pytest
 import torch
+from torch.distributions import Normal, kl_divergence
 
 from ihdm.heat import GridLaplacian
 from ihdm.processes import DDPM
@@ -62,6 +63,28 @@ def test_noise_that_does_not_grow_is_the_papers():
     process = GrowingHeat(settings, GrowingHeat.Sampling(), case.prior)
     u_0, eps, k = laws.draws(4), laws.white(4, 1), torch.tensor([1, 5, 10, 20])
     torch.testing.assert_close(process.noised(u_0, k, eps), paper.noised(u_0, k, eps), atol=2 * FLOOR, rtol=0)
+
+
+@pytest.mark.parametrize("growth", [0.0, 1.0])
+def test_terms_of_the_bound_are_divergences_of_posteriors(growth):
+    """By coefficient; the mean colour stays as it is if noise does not grow, so that nothing is lost by guessing it."""
+    case = laws.growing("plain", K, growth)
+    process, u_0, eps = case.process, laws.draws(3), laws.white(3, 1)
+    k = torch.tensor([2, 9, K])
+    found = process.bounding().ask(network, u_0, k, eps)[:, 0]
+    for i, level in enumerate(k.tolist()):
+        fine, coarse, (s, r) = case.gain(level - 1), case.gain(level), map(case.sigma, (level - 1, level))
+        u_k = laws.LAPLACIAN.to_spectrum(case.mean(u_0[i : i + 1], level) + r * eps[i : i + 1])
+        a, states = coarse / fine, laws.LAPLACIAN.from_spectrum(u_k)
+        guess = (u_k - r * process.noise_of(network, states, u_k, k[i : i + 1])) / coarse
+        variance = s**2 - (a * s**2 / r) ** 2
+        means = [
+            fine * image + a * s**2 / r**2 * (u_k - coarse * image)
+            for image in (laws.LAPLACIAN.to_spectrum(u_0[i : i + 1]), guess)
+        ]
+        q, p = (Normal(mean[..., variance > 0], variance[variance > 0].sqrt()) for mean in means)
+        torch.testing.assert_close(found[i], kl_divergence(q, p).sum())
+        assert int((variance > 0).sum()) == a.numel() - (growth == 0)
 
 
 def test_noise_grows_with_the_blur():

@@ -16,7 +16,7 @@ from ihdm.likelihood import discrete_nll
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.processes import DDPM
-from ihdm.processes.ddpm import DiffusionSampling, DiffusionSettings
+from ihdm.processes.ddpm import LARGEST_BETA, DiffusionSampling, DiffusionSettings
 from ihdm.trainer import Trainer
 
 
@@ -37,6 +37,13 @@ def test_alpha_bar_falls_from_one_to_nearly_nothing(process):
     for wrong in ("process.K=0", "sampling.eta=1.1", "sampling.eta=-0.1", "sampling.order=3"):
         with pytest.raises(UsageError, match="must be at"):
             Config().with_settings(["process.kind=ddpm", wrong])
+
+
+@pytest.mark.parametrize("betas", ["linear", "cosine"])
+@pytest.mark.parametrize("K", [1, 2, 3, 10])
+def test_however_few_levels_there_are_the_last_is_noise(betas, K):
+    """As samples start from N(0, I)."""
+    assert 0 < diffusion(K, betas).alpha_bar[-1] <= 1 - LARGEST_BETA + 1e-9
 
 
 def posterior(process, x_0, x_k, k):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ihdm.disk import replaced_folder
+from ihdm.disk import replaced_folder, replaced_text
 from ihdm.errors import IhdmError
 
 
@@ -24,6 +24,14 @@ def test_a_half_written_folder_never_takes_the_place_of_a_whole_one(tmp_path):
     with replaced_folder(target) as folder:
         (folder / "a").write_text("new")
     assert contents(tmp_path) == {"model/a": "new"}
+
+
+def test_a_half_written_file_leaves_nothing_but_the_old_one(tmp_path, monkeypatch):
+    replaced_text(tmp_path / "a", "old")
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("No space left on device")))
+    with pytest.raises(OSError, match="No space"):
+        replaced_text(tmp_path / "a", "new")
+    assert contents(tmp_path) == {"a": "old"}
 
 
 @pytest.mark.parametrize("links", [True, False])

@@ -45,6 +45,18 @@ def test_what_kills_or_hangs_a_child_is_found_out(monkeypatch):
     assert not survives(lambda: time.sleep(60))
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system with fork")
+def test_a_child_in_which_something_is_raised_does_nothing_else(tmp_path):
+    own = os.getpid()
+    try:
+        assert not survives(lambda: 1 / 0)
+    finally:
+        if os.getpid() != own:
+            (tmp_path / "child").touch()
+            os._exit(1)
+    assert not (tmp_path / "child").exists()
+
+
 def test_a_device_that_is_not_there_is_refused():
     assert choose_device("cpu") == CPU
     if not torch.cuda.is_available():

@@ -248,6 +248,32 @@ def test_references_are_those_of_the_very_pixels_and_of_the_convention(tiny_imag
     assert inception.asked == 96
 
 
+def test_references_of_images_outside_of_the_memory_are_made_of_few_at_a_time(tiny_images, monkeypatch):
+    class Outside:
+        """As `LazyImages`: what is asked for is decoded, and held, at once."""
+
+        shape, most = tiny_images.train.shape, 0
+
+        def __len__(self):
+            return len(tiny_images.train)
+
+        def __getitem__(self, which):
+            found = tiny_images.train[which]
+            self.most = max(self.most, len(found))
+            return found
+
+        def split(self, size):
+            return (self[first : first + size] for first in range(0, len(self), size))
+
+    monkeypatch.setattr(quality, "BATCH", 5)
+    images, inception = Outside(), Projection(64)
+    parts = [quality._reference("blobs", "train", images, inception, Workers()) for _ in range(2)]
+    assert images.most == 5 and inception.asked == 32
+    monkeypatch.setenv("IHDM_CACHE", "/proc/nothing")
+    whole = quality._reference("blobs", "train", tiny_images.train, Projection(64), Workers())
+    assert all(part.features.equal(whole.features) for part in parts)
+
+
 def test_features_that_cannot_be_kept_are_used_all_the_same(tiny_images, monkeypatch, capsys):
     monkeypatch.setenv("IHDM_CACHE", "/proc/nothing")
     found = quality._reference("blobs", "train", tiny_images.train, Projection(64), Workers())

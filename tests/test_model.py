@@ -39,6 +39,16 @@ def folder(model, tmp_path):
     return tmp_path / "model"
 
 
+def test_a_network_that_is_not_for_such_data_is_refused_before_they_are_looked_at(tiny_config, monkeypatch):
+    def looked_at(*_):
+        raise AssertionError
+
+    monkeypatch.setattr("ihdm.model.unit_batches", looked_at)
+    config = tiny_config.with_settings(["network.kind=graph"])
+    with pytest.raises(UsageError, match=r"for graphs, not for images; take network\.kind=unet"):
+        Model.from_images(ModelConfig.of(config, (1, 8, 8)), torch.zeros(4, 1, 8, 8, dtype=torch.uint8))
+
+
 def test_samples_are_images_in_the_unit_range(model):
     images = model.sample(5, seed=1)
     assert images.shape == (5, 1, 8, 8) and images.dtype == torch.float32

@@ -41,6 +41,12 @@ def test_any_size_and_any_number_of_channels(resample, size, channels):
     assert tiny(channels, resample=resample)(u, torch.tensor([1, 7])).shape == u.shape
 
 
+@pytest.mark.parametrize("size", [(2, 16, 16), (1, 5, 3), (1, 1, 1)])
+def test_volumes_may_be_thin(size):
+    u = torch.randn(2, 1, *size)
+    assert tiny(axes=3)(u, torch.tensor([1, 7])).shape == u.shape
+
+
 def test_a_fresh_network_answers_zero():
     u = torch.randn(2, 1, 8, 8)
     assert not tiny()(u, torch.tensor([1, 2])).any()
@@ -130,6 +136,7 @@ def test_pooling_averages_what_there_is_and_repetition_undoes_its_size():
     repeated = Upsample(1, "pool")(pooled, size=(3, 5))
     assert repeated.shape == x.shape
     assert repeated[0, 0, 0].tolist() == [3.0, 3.0, 5.0, 5.0, 6.5]
+    torch.testing.assert_close(Downsample(1, "pool", axes=3)(x[:, :, None]), pooled[:, :, None])
 
 
 @pytest.mark.parametrize("size", [(6, 8), (5, 8), (5, 7)])

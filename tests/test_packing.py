@@ -15,7 +15,7 @@ from accidents import at_length
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ihdm import checkpoint, packing
+from ihdm import checkpoint, disk, packing
 from ihdm.cli import main
 from ihdm.disk import seal
 from ihdm.errors import IhdmError, UsageError
@@ -63,6 +63,15 @@ def test_any_files_in_any_pieces(sizes, piece, block, tmp_path_factory, monkeypa
     assert [path.stat().st_size for path in pieces[:-1]] == [piece] * (len(pieces) - 1)
     packing._write_files(packing._blocks(pieces), folder / "again", {n: len(c) for n, c in names.items()})
     assert contents(folder / "again") == names
+
+
+def test_pieces_are_put_together_by_number_however_many_there_are(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "_flush", lambda path: None)  # which takes long, of so many
+    size = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
+    pieces = packing.pack(run, tmp_path / "pack", size // 20_000)["pieces"]
+    assert len(pieces) > 10_000 and list(pieces)[9_998:10_000] == ["9999.piece", "10000.piece"]
+    packing.unpack(tmp_path / "pack", tmp_path / "moved")
+    assert contents(tmp_path / "moved").items() <= contents(run).items()
 
 
 @pytest.mark.accident("pieces of a run", "missing, cut off, changed or exchanged; named, and nothing is written")

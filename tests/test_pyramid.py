@@ -15,7 +15,7 @@ from ihdm.config import load_config
 from ihdm.constant import Constant
 from ihdm.errors import UsageError
 from ihdm.execution import Execution
-from ihdm.heat import GridLaplacian, smaller
+from ihdm.heat import GridLaplacian, between_axes, smaller
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import pyramid, unet
@@ -44,13 +44,20 @@ def test_low_waves_are_the_same_waves_on_the_smaller_grid_and_high_ones_nothing(
         torch.testing.assert_close(cropped(cosine(grid, frequency), depth), expected, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("grid", [*GRIDS, (2, 1025)])
 def test_an_answer_keeps_its_coefficients_and_has_no_others(grid):
     answer = torch.randn(2, 3, *smaller(grid, 1), dtype=torch.float64)
     found, expected = GridLaplacian(grid).to_spectrum(embedded(answer, grid)), torch.zeros(2, 3, *grid).double()
     height, width = answer.shape[2:]
     expected[..., :height, :width] = GridLaplacian((height, width)).to_spectrum(answer)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+
+
+def test_no_matrix_is_as_large_as_a_long_sound():
+    before = between_axes.cache_info().currsize
+    sound, grid = torch.randn(1, 1, 1, 2**10, dtype=torch.float64), (1, 2**11)
+    torch.testing.assert_close(cropped(embedded(sound, grid), 1) * math.sqrt(2), sound, atol=1e-12, rtol=0)
+    assert between_axes.cache_info().currsize == before
 
 
 def depth_of(level: int) -> int:

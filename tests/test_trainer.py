@@ -132,6 +132,21 @@ def test_another_number_of_processes_is_announced(tiny_config, tiny_images, tmp_
     assert "the number of processes was 4, is 1" in capsys.readouterr().out
 
 
+def test_a_run_goes_on_in_smaller_parts_which_is_announced_where_it_matters(tiny_config, tiny_images, tmp_path, capsys):
+    """As one that does not fit into memory is advised to."""
+    runs = {}
+    for dropout in (0, 0.1):
+        config = tiny_config.with_settings([f"network.dropout={dropout}"])
+        for name, parts in (("whole", 1), ("parts", 4)):
+            runs[name] = tmp_path / f"{name} {dropout}"
+            train(config.with_settings(["trainer.steps=3"]), tiny_images, runs[name])
+            train(config.with_settings([f"trainer.accumulate={parts}"]), tiny_images, runs[name])
+            announced = "trainer.accumulate was 1, is 4: network.dropout" in capsys.readouterr().out
+            assert announced == (dropout > 0 and parts > 1)
+        if not dropout:
+            torch.testing.assert_close(weights(runs["parts"]), weights(runs["whole"]), atol=1e-4, rtol=0)
+
+
 @pytest.mark.accident("no finite gradient", "from some step on; the run stops, its checkpoint is finite")
 def test_a_run_that_diverges_stops_and_keeps_its_checkpoint(tiny_config, tiny_images, tmp_path):
     settings = ["process.skip=identity", "trainer.checkpoint_every=2", "trainer.steps=30", "trainer.skip_most=5"]
@@ -326,6 +341,21 @@ def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_before(
     assert all(tensor.equal(whole[name]) for name, tensor in weights(run).items())
 
 
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_run_that_could_not_begin_can_be_begun_again(killed, tiny_config, tiny_images, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    if killed:
+        run.mkdir()
+        (run / ".lock").touch()
+        (run / ".config.toml.new").write_text("[pro")
+    else:
+        monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+        with pytest.raises(OSError, match="No space"):
+            train(tiny_config, tiny_images, run)
+        monkeypatch.undo()
+    assert train(tiny_config, tiny_images, run).step == 6
+
+
 @pytest.mark.accident("no finite gradient", "for some steps; they change nothing and are counted")
 def test_steps_without_a_finite_gradient_change_nothing_and_are_counted(tiny_config, tiny_images, tmp_path, capsys):
     trainer = Trainer(tiny_config, tiny_images, tmp_path / "run")
@@ -360,6 +390,17 @@ def test_files_of_a_users_own_stay_where_they_are(tiny_config, tiny_images, tmp_
     for file in (model / "notes.txt", model / "samples" / "best.png", first / "why.txt"):
         assert file.read_text() == file.name
     assert [int(path.name[5:]) for path in checkpoint.saved(first.parent)] == [2, 8]
+
+
+def test_a_checkpoint_that_was_moved_and_linked_stays_where_it_is(tiny_config, tiny_images, tmp_path):
+    config = tiny_config.with_settings(["trainer.keep=1"])
+    run = train(config.with_settings(["trainer.steps=2"]), tiny_images, tmp_path / "run").run
+    (first,) = checkpoint.saved(run / "checkpoints")
+    first.rename(tmp_path / "elsewhere")
+    first.symlink_to(tmp_path / "elsewhere")
+    train(config, tiny_images, run)
+    assert [int(path.name[5:]) for path in checkpoint.saved(run / "checkpoints")] == [2, 6]
+    assert {path.name for path in (tmp_path / "elsewhere").iterdir()} == set(checkpoint.FILES)
 
 
 @pytest.mark.accident("a link in place of RUN/model", "saves go where it leads")
@@ -455,6 +496,19 @@ def test_what_a_network_is_told_arrives_in_every_part_of_a_batch(tiny_config, ti
     torch.testing.assert_close(gradients[1:], [gradients[0]] * 2)
 
 
+def test_held_out_images_are_computed_in_parts_too(tiny_config, labelled, tmp_path):
+    """Else a run that trains would run out of memory at its first checkpoint."""
+    losses, seen = [], []
+    for parts in (1, 3):
+        config = tiny_config.with_settings([f"trainer.accumulate={parts}"])
+        trainer = Trainer(config, labelled, tmp_path / str(parts))
+        network = trainer.training.average
+        network.register_forward_hook(lambda module, inputs, answer: seen.append(len(answer)))
+        losses.append(trainer.held_out_loss())
+    assert seen == [8, 3, 3, 2]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
 @pytest.mark.accident("out of memory", "answered with a batch that fits")
 def test_a_batch_that_does_not_fit_is_answered_with_one_that_does(tiny_config, tiny_images, tmp_path, monkeypatch):
     config = tiny_config.with_settings(["trainer.batch_size=8", "trainer.accumulate=2"])
@@ -469,6 +523,18 @@ def test_a_batch_that_does_not_fit_is_answered_with_one_that_does(tiny_config, t
     monkeypatch.setattr(memory, "all_bytes", lambda device: 10)
     with pytest.raises(IhdmError, match="4 images at a time, nor for one"):
         trainer.train()
+
+
+def test_one_image_that_does_not_fit_is_not_answered_with_one_image(tiny_config, tiny_images, tmp_path):
+    """If others use the device, more might seem to fit than does."""
+    config = tiny_config.with_settings(["trainer.accumulate=8"])
+    training = Trainer(config, tiny_images, tmp_path / "plain").training
+    assert training.smaller_parts().endswith("at a time; 1 with --set engine.checkpoint=true trainer.accumulate=8")
+    config = config.with_settings(["engine.checkpoint=true"])
+    trainer = Trainer(config, tiny_images, tmp_path / "again")
+    assert "nor for one; smaller images" in trainer.training.smaller_parts()
+    with pytest.raises(IhdmError, match=r"nor for one$"), trainer.trained_model().runner().advice(1):
+        raise MemoryError
 
 
 def test_a_step_is_clipping_then_adam_then_the_moving_average(tiny_config, tiny_images, tmp_path):

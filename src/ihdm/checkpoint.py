@@ -62,7 +62,7 @@ class Snapshot:
 def save(root: Path, snapshot: Snapshot, keep: int, keep_every: int = 0) -> Path:
     """Write step-N under `root`, then delete all but the last `keep` and those of every `keep_every` steps.
 
-    One with files of somebody else's in it is kept too.
+    One with files of somebody else's in it is kept too, as is one that a link stands for.
     """
     path = root / f"step-{snapshot.step:08d}"
     with replaced_folder(path) as folder:
@@ -74,7 +74,7 @@ def save(root: Path, snapshot: Snapshot, keep: int, keep_every: int = 0) -> Path
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     past = [old for old in saved(root) if _step(old) <= snapshot.step]  # a later one, damaged, is for the user to judge
     for old in past[:-keep]:
-        ours = {path.name for path in old.iterdir()} <= set(FILES)
+        ours = not old.is_symlink() and {path.name for path in old.iterdir()} <= set(FILES)
         if ours and (not keep_every or _step(old) % keep_every):
             shutil.rmtree(old)
     return path

@@ -74,11 +74,15 @@ def replaced_folder(path: Path) -> Iterator[Path]:
 def replaced_text(path: Path, text: str) -> None:
     """Write a file that is whole, the old or the new."""
     fresh = path.with_name(f".{path.name}.new")
-    with fresh.open("w", encoding="utf-8", errors="surrogateescape") as file:  # for names of files that are not UTF-8
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
+    try:
+        with fresh.open("w", encoding="utf-8", errors="surrogateescape") as file:  # for names that are not UTF-8
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
 
 
 def seal(path: Path) -> dict[str, Any]:

@@ -89,10 +89,12 @@ def survives(work: Callable[[], Any]) -> bool:
     """Whether work comes to its end, tried in a child, which takes milliseconds; one that hangs counts as killed."""
     child = os.fork()
     if child == 0:
-        faulthandler.disable()  # its end is no news
-        torch.set_num_threads(1)  # threads do not outlive a fork
-        work()
-        os._exit(0)
+        with contextlib.suppress(BaseException):  # else it would go on as if it were this process
+            faulthandler.disable()  # its end is no news
+            torch.set_num_threads(1)  # threads do not outlive a fork
+            work()
+            os._exit(0)
+        os._exit(1)
     end = time.monotonic() + PATIENCE
     while (found := os.waitpid(child, os.WNOHANG))[0] == 0:
         if time.monotonic() > end:

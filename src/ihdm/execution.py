@@ -84,7 +84,7 @@ class Runner:
         return memory.advice(lambda: self._fewer(size))
 
     def _fewer(self, size: int) -> str:
-        fitting = memory.largest_batch(self._needed(), max(1, size // 2), memory.all_bytes(self.device))
+        fitting = memory.largest_batch(self._needed(), size // 2, memory.all_bytes(self.device))
         advice = f"; {fitting} should fit (--batch-size {fitting})" if fitting else ", nor for one"
         return f"not enough memory for {size} images at a time{advice}"
 

@@ -202,15 +202,19 @@ def smaller(grid: Sequence[int], halvings: int) -> tuple[int, ...]:
     return tuple(-(-n // 2**halvings) for n in grid)
 
 
-def resized(u: Tensor, grid: Sequence[int]) -> Tensor:
-    """Data (B, C, *axes) on another grid, by the lowest coefficients of both; grey stays the same grey."""
+def resized(u: Tensor, grid: Sequence[int], grey: bool = True) -> Tensor:
+    """Data (B, C, *axes) on another grid, by the lowest coefficients of both.
+
+    They are scaled so that grey stays the same grey, or stay as they are.
+    """
     for dim, (n, count) in enumerate(zip(u.shape[2:], grid), start=2):
         if n == count:
             continue
+        scale = math.sqrt(count / n) if grey else 1.0
         if max(n, count) <= LONGEST_MATRIX_AXIS:
-            u = along(math.sqrt(count / n) * between_axes(n, count).like(u), u, dim)
+            u = along(scale * between_axes(n, count).like(u), u, dim)
         else:
-            kept = _axis(n).to_spectrum(u, dim, min(n, count)).movedim(dim, -1) * math.sqrt(count / n)
+            kept = _axis(n).to_spectrum(u, dim, min(n, count)).movedim(dim, -1) * scale
             u = _axis(count).from_spectrum(F.pad(kept, (0, max(0, count - n))).movedim(-1, dim), dim)
     return u
 

@@ -48,7 +48,7 @@ def to_train(
 
 def largest_batch(needed: Callable[[int], int], most: int, free: float) -> int:
     """The largest batch, up to `most`, for which `needed` is within a safe share of `free`; 0 if there is none."""
-    if needed(most) <= SHARE * free:
+    if most and needed(most) <= SHARE * free:
         return most
     return bisect_right(range(1, most), SHARE * free, key=needed)
 

@@ -78,12 +78,13 @@ class Model(nn.Module):
             count = -(-len(some) // BATCH)
             return progress_bar(unit_batches(some, BATCH), total=count, desc=doing, unit="batch", delay=2)
 
+        network = build_network(config)  # which refuses what it is not for before all images are looked at
         kind = PROCESSES.of(config.process)
         process = kind.from_images(config.process, config.sampling, config.domain, batches)
         of_starts = None
         if labels is not None and isinstance(process, FromImages):
             of_starts = labels[evenly_spaced(len(images), len(process.prior))]
-        return cls(config, process, build_network(config), of_starts)
+        return cls(config, process, network, of_starts)
 
     def sampled(self, **sampling: Any) -> Model:
         """The same model, which samples in another way unless told otherwise."""

@@ -37,7 +37,7 @@ def pack(run: Path, out: Path, piece: int) -> dict[str, Any]:
         files = {name: (run / name).stat().st_size for name in names}
         with replaced_folder(out) as folder:
             _write_pieces(_blocks(run / name for name in names), folder, piece)
-            pieces = {path.name: seal(path) for path in sorted(folder.iterdir())}
+            pieces = {path.name: seal(path) for path in sorted(folder.iterdir(), key=_number)}
             found = {"run": real(run).name, "checkpoint": newest.name, "files": files, "pieces": pieces}
             (folder / LIST).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     return found
@@ -52,7 +52,8 @@ def unpack(pack: Path, run: Path) -> dict[str, Any]:
         more = f" and {len(wrong) - NAMED_MOST:,} more" if len(wrong) > NAMED_MOST else ""
         raise IhdmError(f"{pack} is not whole: {', '.join(wrong[:NAMED_MOST])}{more}; copy them again")
     with replaced_folder(run) as folder:
-        _write_files(_blocks(pack / name for name in found["pieces"]), folder, found["files"])
+        pieces = sorted((pack / name for name in found["pieces"]), key=_number)
+        _write_files(_blocks(pieces), folder, found["files"])
     return found
 
 
@@ -82,6 +83,10 @@ def _read_list(pack: Path) -> dict[str, Any]:
 
 def _is_piece(name: str) -> bool:
     return re.fullmatch(r"\d+\.piece", name) is not None
+
+
+def _number(piece: Path) -> int:
+    return int(piece.stem)
 
 
 def _state(piece: Path, was: Mapping[str, Any]) -> str:

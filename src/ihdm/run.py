@@ -26,6 +26,7 @@ from ihdm.trackers import Tracker
 # Settings that may change between one part of a run and the next.
 FREE_OF_TRAINER = (
     "steps",
+    "accumulate",
     "log_every",
     "tracker",
     "measure_every",
@@ -41,6 +42,8 @@ FREE = {f"trainer.{name}" for name in FREE_OF_TRAINER}
 FREE |= {"engine.device", "engine.precision", "engine.compile", "engine.checkpoint", "engine.shard"}
 FREE |= {"data.source", "data.on_error", "data.memory", "data.workers"}  # the images themselves are compared instead
 
+BARELY_BEGUN = {".lock", ".config.toml.new"}  # all that there may be of a run that was killed as it began
+
 
 def check_run(run: Path, config: Config, option: str = "--run") -> None:
     """Refuse a run folder that was started with other settings, or that is something else; `option` names it."""
@@ -49,7 +52,7 @@ def check_run(run: Path, config: Config, option: str = "--run") -> None:
         raise UsageError(f"{run} is a file; give a folder with {option}")
     _check_writable(run, option)
     if not path.exists():
-        if run.exists() and any(file.name != ".lock" for file in run.iterdir()):
+        if run.exists() and not {file.name for file in run.iterdir()} <= BARELY_BEGUN:
             raise UsageError(f"{run} is not empty and not a run folder; give another one with {option}")
         return
     changed = differences(config_from_toml(read_text(path), str(path)), config)

@@ -231,14 +231,10 @@ class Trainer:
             self.step = facts["step"]
             self.batches.go_on(self.step, facts["places"])
             self.say(f"going on from step {self.step:,} of {self.config.trainer.steps:,} in {self.run}")
-            self._warn_of_another_end()
-            now = self.accelerator.num_processes
-            own = [name for name in ("dropout", "pyramid") if getattr(self.config.network, name, None)]
-            if facts["processes"] != now and own:
-                self.say(
-                    f"the number of processes was {facts['processes']}, is {now}: network.{own[0]} is for each to do "
-                    f"by itself, and the result is not that of one uninterrupted run"
-                )
+            path = self.run / "config.toml"
+            before = config_from_toml(read_text(path), str(path)).trainer
+            self._warn_of_another_end(before.steps)
+            self._warn_of_another_division(facts["processes"], before.accumulate)
         if self.accelerator.is_main_process:
             self.run.mkdir(parents=True, exist_ok=True)
             replaced_text(self.run / "config.toml", config_to_toml(self.config))
@@ -251,14 +247,27 @@ class Trainer:
     def _model_is_there(self) -> bool:
         return all((self.run / "model" / name).exists() for name in self.model.file_names())
 
-    def _warn_of_another_end(self) -> None:
-        path = self.run / "config.toml"
-        before, settings = config_from_toml(read_text(path), str(path)).trainer.steps, self.config.trainer
+    def _warn_of_another_end(self, before: int) -> None:
+        settings = self.config.trainer
         if settings.decay > 0 and before != settings.steps:
             self.say(
                 f"trainer.steps was {before:,}, is {settings.steps:,}: the learning rate now falls towards the new "
                 f"end, and the result is not that of one uninterrupted run"
             )
+
+    def _warn_of_another_division(self, processes: int, parts: int) -> None:
+        """Of batches, among processes or in parts: a network that does the same to each image has the same gradient."""
+        own = [name for name in ("dropout", "pyramid") if getattr(self.config.network, name, None)]
+        divisions = {
+            "the number of processes": (processes, self.accelerator.num_processes),
+            "trainer.accumulate": (parts, self.config.trainer.accumulate),
+        }
+        for name, (before, now) in divisions.items():
+            if before != now and own:
+                self.say(
+                    f"{name} was {before}, is {now}: network.{own[0]} is for each part of a batch by itself, and the "
+                    f"result is not that of one uninterrupted run"
+                )
 
     def _save(self) -> None:
         """Begin to write the model folder and then a checkpoint, so that a checkpoint always has its model."""
@@ -302,7 +311,10 @@ class Trainer:
 
     @torch.no_grad()
     def _held_out_losses(self) -> tuple[Tensor, Tensor]:
-        """Of each held-out image, by the averaged weights, and its level; always with the same levels and noise."""
+        """Of each held-out image, by the averaged weights, and its level; always with the same levels and noise.
+
+        As many are computed at a time as in training, which are known to fit into memory.
+        """
         generator, process = torch.Generator(self.device), self.model.process
         generator.manual_seed(mix_seed(self.config.trainer.seed, Purpose.HELD_OUT))
         network = Frozen(self.training.averaged(), self.precision, self.config.engine.compile)
@@ -311,8 +323,11 @@ class Trainer:
         for batch, label in zip(unit_batches(self.images.held_out, size), known):
             u_0 = batch.to(self.device)
             k, eps = process.draw(u_0.shape, generator)
-            losses.append(process.loss(told(network, label), u_0, k, eps))
             levels.append(k)
+            for first in range(0, len(u_0), self.training.part):
+                own = slice(first, first + self.training.part)
+                knowing = told(network, None if label is None else label[own])
+                losses.append(process.loss(knowing, u_0[own], k[own], eps[own]))
         return torch.cat(losses), torch.cat(levels)
 
     def _measure(self, log: Log | None) -> None:

@@ -32,6 +32,7 @@ class Training:
         network = placed(model.network, device)
         network.checkpoint = config.engine.checkpoint  # type: ignore[assignment]
         images = config.trainer.batch_size // accelerator.num_processes
+        self.part = -(-images // config.trainer.accumulate)  # images that are computed at a time
         expect_levels(network, model.process.K, max(1, images // config.trainer.accumulate))
         self.average = copy.deepcopy(network).eval().requires_grad_(False)
         self.sharded = config.engine.shard
@@ -46,8 +47,7 @@ class Training:
         self.generator = torch.Generator(device)
         self.rates, self._update = torch.zeros(2, device=device), self.optimizer.update
         if self.compiled:
-            parts = config.trainer.accumulate * accelerator.num_processes
-            part = torch.zeros(-(-config.trainer.batch_size // parts), *model.config.shape, device=device)
+            part = torch.zeros(self.part, *model.config.shape, device=device)
             compile_ahead(network, part, precision, isinstance(self.optimizer, LoweredAdam))
             self._gradients = recorded(self._gradients, device, [self.generator])  # type: ignore[method-assign]
             self._update = recorded(self._update, device)
@@ -127,17 +127,18 @@ class Training:
 
     def smaller_parts(self) -> str:
         """What to do if a batch does not fit into memory."""
-        settings, images = self.config.trainer, self.config.trainer.batch_size // self.accelerator.num_processes
-        part = -(-images // settings.accumulate)
+        images = self.config.trainer.batch_size // self.accelerator.num_processes
 
         def fitting(again: bool) -> int:
             build = partial(build_network, self.model.config, again)
             needed = partial(memory.to_train, build, self.model.config.shape)
             needed = partial(needed, precision=self.precision, fused=self.compiled)
-            return memory.largest_batch(needed, max(1, part // 2), memory.all_bytes(self.device))
+            most = self.part // 2 if again == known else max(1, self.part // 2)
+            return memory.largest_batch(needed, most, memory.all_bytes(self.device))
 
-        plain, again = fitting(self.config.engine.checkpoint), fitting(True)
-        message = f"not enough memory for {part} images at a time"
+        known = self.config.engine.checkpoint
+        plain, again = fitting(known), fitting(True)
+        message = f"not enough memory for {self.part} images at a time"
         if plain:
             message += f"; {plain} should fit, with --set trainer.accumulate={-(-images // plain)}"
         if again > plain:

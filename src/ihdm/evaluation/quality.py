@@ -290,16 +290,22 @@ def _generate(
 
 
 def _reference(name: str, split: str, images: Images, inception: Inception, workers: Workers) -> Reference:
-    """Features of a data set: from the cache, or computed by all processes together and kept there."""
-    digest = hashlib.blake2b(images[:].cpu().contiguous().numpy().data, digest_size=16).hexdigest()
-    shape = "x".join(map(str, images.shape))
+    """Features of a data set: from the cache, or computed by all processes together and kept there.
+
+    Of images outside of the memory few are held at a time.
+    """
+    pixels = hashlib.blake2b(digest_size=16)
+    for batch in images.split(BATCH):
+        pixels.update(batch.cpu().contiguous().numpy().data)
+    digest, shape = pixels.hexdigest(), "x".join(map(str, images.shape))
     key = {"images": shape, "digest": digest, "convention": inception.convention, "inception": SHA256}
     path = cache_folder() / "references" / f"{shape}-{inception.convention}-{digest}.safetensors"
     if workers.agree(path.exists()):
         return read_reference(path, key)
     share = workers.share(len(images))
     doing = f"features of {name} {split}" if workers.main else ""
-    own = features(inception, images[share.start : share.stop].split(BATCH), len(share), doing)
+    batches = (images[first : min(first + BATCH, share.stop)] for first in share[::BATCH])
+    own = features(inception, batches, len(share), doing)
     found = workers.join(torch.cat([torch.empty(0, inception.num_features), *own]))
     reference = Reference.from_features(found, exact_device(next(inception.parameters()).device))
     if workers.main:

@@ -203,7 +203,8 @@ class Downsample(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.conv is None:
             pool: Any = F.avg_pool2d if x.ndim == 4 else F.avg_pool3d
-            return pool(x, self.size, ceil_mode=True, count_include_pad=False)
+            size = [min(pair) for pair in zip(self.size, x.shape[2:])]  # avg_pool3d refuses axes that are shorter
+            return pool(x, size, ceil_mode=True, count_include_pad=False)
         return self.conv(x)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ihdm.heat import along, between_axes, resized, smaller
+from ihdm.heat import resized, smaller
 
 
 class Part(NamedTuple):
@@ -30,9 +30,7 @@ def cropped(u: Tensor, depth: int) -> Tensor:
 
 def embedded(answer: Tensor, grid: Sequence[int]) -> Tensor:
     """The image on a larger grid that has the coefficients of `answer`, and no others."""
-    for dim, (N, n) in enumerate(zip(grid, answer.shape[2:]), start=2):
-        answer = along(between_axes(N, n).like(answer).mT, answer, dim)
-    return answer
+    return resized(answer, grid, grey=False)
 
 
 def by_levels(k: Tensor, first: Sequence[int]) -> list[Part]:

@@ -63,8 +63,8 @@ class DDPM(Diagonal):
     def alpha_bar(self) -> Tensor:
         """Of levels 0..K, float64: by linear betas (Ho et al.) or by the cosine of Nichol and Dhariwal 2021."""
         if self.settings.betas == "linear":
-            ends = 1e-4 * LONG / self.K, 0.02 * LONG / self.K
-            beta = torch.linspace(*ends, self.K, dtype=torch.float64).clamp_max(LARGEST_BETA)
+            ends = 0.02 * LONG / self.K, 1e-4 * LONG / self.K  # the largest first: the only one, if there is one
+            beta = torch.linspace(*ends, self.K, dtype=torch.float64).flip(0).clamp_max(LARGEST_BETA)
         else:
             angle = (torch.linspace(0, 1, self.K + 1, dtype=torch.float64) + 0.008) / 1.008 * math.pi / 2
             beta = (1 - angle.cos().square()[1:] / angle.cos().square()[:-1]).clamp_max(LARGEST_BETA)

@@ -58,11 +58,11 @@ class Diagonal(Process):
         """How far to go on, in second order, with the change of the prediction from level i to k.
 
         Half the ratio of the steps in log(alpha / sigma) (Lu et al. 2022, DPM-Solver++), times alpha_j / alpha_k; not
-        at all in the first step, when i = k, and in the last.
+        at all in the first step, when i = k, in the last, and for coefficients that stayed as they were.
         """
-        inner = rows((i > k) & (j > 0), like) > 0
         before, ahead = self._stride(i, k, like), self._stride(k, j, like)
-        return torch.where(inner, ahead / before / (2 * self.ratio(k, j, like)), 0.0)
+        moved = (rows((i > k) & (j > 0), like) > 0) & (before > 0)
+        return torch.where(moved, ahead / before / (2 * self.ratio(k, j, like)), 0.0)
 
     def _stride(self, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
         """How much larger log(alpha / sigma) is at level j than at level k."""
