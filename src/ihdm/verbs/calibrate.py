@@ -25,7 +25,7 @@ def calibrate(
     /,
     data: Source,
     n: int = 1200,
-    width_steps: int = 5000,
+    width_steps: int = 13_000,
     resize: bool = False,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
