@@ -267,7 +267,7 @@ class Model(nn.Module):
         return observe(restoring(self.process), image, blur_width, self.config.domain)
 
     def settled(self, image: Tensor, blur_width: float | None = None, execution: Execution = USUAL) -> Observation:
-        """The same, but that a width is chosen by how plausible the network finds what it makes of the image."""
+        """The same, but that a width which is not given is read off the image, or judged by what comes out."""
         seen = self.observation(image, blur_width)
         return seen if blur_width is not None or not seen.level else self.judge(execution).observe(seen.image)
 

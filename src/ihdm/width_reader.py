@@ -1,4 +1,4 @@
-"""A small network that reads the width of its blur off an image of a kind it knows.
+"""A small network that reads the width of a blur off an image of the kind that it has learned from.
 
 It is shown what the best linear filter makes of the image if its blur has a width that may be somewhat wrong: too wide
 a one leaves rings, too narrow a one leaves blur. It answers by how much the width is wrong, and how sure it is.
@@ -64,7 +64,8 @@ def widths_read(grid: Sequence[int]) -> tuple[float, float]:
 def filtered(process: Restoring, y: Tensor, width: Tensor) -> Tensor:
     """What the network sees of images (B, C, H, W), float64, with assumed widths (B,): (B, 4 C, H, W), float32.
 
-    Best linear estimates of the sharp image, and deviations from what is expected, all in units of their spread.
+    Best linear estimates of the sharp image for widths around the assumed one, and how far the image is from what is
+    expected of it, each coefficient in units of its spread (times a half).
     """
     laplacian, spectrum = process.laplacian, process.spectra[0]
     mean, power = rotate(spectrum.mean[None], spectrum.axes), spectrum.power
