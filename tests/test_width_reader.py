@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from functools import partial
@@ -114,8 +115,10 @@ def test_a_width_is_searched_where_it_cannot_be_read(model, digits, monkeypatch)
     unsure = WidthReader(1).eval()
     nn.init.zeros_(unsure.head[2].weight)
     unsure.head[2].bias.data.zero_()  # its answer stays where it began
+    poor = copy.deepcopy(model.reader)
+    poor.scale.fill_(100)
     noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).double()
-    for reader, image in ((None, y), (unsure, y), (model.reader, (y + 4 / 255 * noise).clamp(0, 1))):
+    for reader, image in ((None, y), (unsure, y), (poor, y), (model.reader, (y + 4 / 255 * noise).clamp(0, 1))):
         with pytest.raises(Searched):
             replace(judge, reader=reader).observe(image)
 

@@ -35,7 +35,7 @@ FAR = 0.1  # that a width is worse by, if it is as far from the spectrum's as th
 READABLE = 2  # times the least, the noise of images whose widths can be read
 ROUNDS = 4  # as often a search may go on from the edge of what it has tried
 LEVELS = 5  # to be surprised at, from the second to that of the blur
-WIDE = 0.03  # an interval of widths is taken to be no wider than this, relatively, on either side
+WIDE = 0.03  # an interval of widths that are searched is no wider than this, relatively, on either side
 ALLOWED = 0.11  # how much worse than the best the score of a width in the interval may be (docs/studies/restore.md)
 SHARES = (0.3, 0.4, 0.5, 0.6)  # levels, as shares of K, at which images are to be known
 GROUPS = 12  # levels of blur to calibrate at
@@ -128,7 +128,7 @@ class Judge:
         if self.reader is None or guesses[0].noise > READABLE * self.domain.noises[0]:
             return None
         reading = self.reader.read(self.blurs, image, [guess.width for guess in hopeful(guesses)])
-        if reading is None:
+        if reading is None or reading.error > WIDE:
             return None
         width = within(self.blurs, reading.width)
         guess = next(g for g in likely(self.blurs, image, width, self.domain.noises) if reading.is_of(g.kind))
