@@ -118,13 +118,14 @@ def command_line(chance: random.Random) -> list[str]:
     verb = chance.choice([*VERBS, *VERBS, "", "--version", "-h", COMPLETION, "smaple", "é", "\udcff"])
     if verb not in VERBS:
         return [verb, *chance.choice([[], ["bash"], [value("text", chance)]])]
+    steps = chance.choice(["0", "2", "-1", "é"])  # not as many as it takes to learn
     words = {
         "train": [value("preset", chance)],
         "sample": [value("model", chance)],
         "restore": [value("model", chance), chance.choice(["one.png", value("path", chance)])],
         "likelihood": [value("model", chance), "--data", value("data", chance)],
         "evaluate": [value("model", chance), "--data", value("data", chance)],
-        "calibrate": [value("model", chance), "--data", value("data", chance)],
+        "calibrate": [value("model", chance), "--data", value("data", chance), "--width-steps", steps],
         "study": [chance.choice([*STUDIES, "", "é"]), "--quick"],
         "info": [value(chance.choice(["model", "preset"]), chance)],
         "settings": [value("text", chance)],

@@ -99,6 +99,17 @@ def test_the_shipped_reader_reads_widths_to_a_percent_or_two(model, digits, blur
     assert len(off) >= 5 and float(np.median(off)) < 0.012
 
 
+class Told(WidthReader):
+    """Reads widths that are wrong by known amounts."""
+
+    def __init__(self, off, error):
+        super().__init__(1)
+        self.off, self.error = iter(off), error
+
+    def read(self, process, y, likely):
+        return Reading(False, likely[0] * math.exp(next(self.off)), self.error * float(self.scale))
+
+
 class Searched(Exception):
     pass
 
@@ -111,14 +122,19 @@ def test_a_width_is_searched_where_it_cannot_be_read(model, digits, monkeypatch)
 
     monkeypatch.setattr(Judge, "_searched", searched)
     y, judge = by_pillow(digits[1], 3.0).double(), model.judge()
-    assert judge.observe(y).width == pytest.approx(3.0, rel=0.02)
+    for blur, boxes in ((by_pillow, True), (partial(by_scipy, border="reflect"), False)):
+        seen = judge.observe(blur(digits[1], 3.0).double())
+        assert seen.width == pytest.approx(3.0, rel=0.02) and (seen.kind == "three boxes") == boxes
     unsure = WidthReader(1).eval()
     nn.init.zeros_(unsure.head[2].weight)
     unsure.head[2].bias.data.zero_()  # its answer stays where it began
+    assert unsure.read(judge.blurs, y, [3.0]) is None
     poor = copy.deepcopy(model.reader)
     poor.scale.fill_(100)
     noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).double()
-    for reader, image in ((None, y), (unsure, y), (poor, y), (model.reader, (y + 4 / 255 * noise).clamp(0, 1))):
+    certain = Told([0.0, 0.0], 0.01)
+    assert replace(judge, reader=certain).observe(y).interval is not None
+    for reader, image in ((None, y), (unsure, y), (poor, y), (certain, (y + 4 / 255 * noise).clamp(0, 1))):
         with pytest.raises(Searched):
             replace(judge, reader=reader).observe(image)
 
@@ -167,21 +183,10 @@ def test_it_learns_the_logarithm_of_the_true_width_over_the_assumed_one(model, d
     assert 0.01 < float(expected.std()) < 0.1
 
 
-class Told(WidthReader):
-    """Reads widths that are wrong by known amounts."""
-
-    def __init__(self, off):
-        super().__init__(1)
-        self.off = iter(off)
-
-    def read(self, process, y, likely):
-        return Reading(False, likely[0] * math.exp(next(self.off)), 0.5 * float(self.scale))
-
-
 def test_errors_are_scaled_to_cover_other_images(model, digits):
     some = Examples(digits, GAUSSIAN, [by_pillow]).draw(16, torch.Generator().manual_seed(0))
     some = replace(some, boxes=torch.zeros(16, dtype=torch.bool))
-    reader = scaled(Told(torch.linspace(0, 0.15, 16).tolist()), None, some)
+    reader = scaled(Told(torch.linspace(0, 0.15, 16).tolist(), 0.5), None, some)
     assert float(reader.scale) == pytest.approx(0.135 / 0.5, rel=1e-3)
 
 
