@@ -150,7 +150,7 @@ def _measure(lab: Lab, relative: Relative, held_out: Tensor) -> Measured:
     numbers = {
         "process": relative.settings,
         "trained_steps": config.trainer.steps,
-        "parameters": sum(weights.numel() for weights in model.parameters()),
+        "parameters": sum(weights.numel() for weights in model.network.parameters()),
         "steps": steps,
         "sampled": [model.process.with_sampling(**way).sampling_words() for way in ways],
         "distance": [distance.value for distance in distances],
