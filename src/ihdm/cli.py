@@ -122,11 +122,11 @@ def _overview() -> str:
 
     verbs = {verb: (VERBS[verb].__doc__ or "").splitlines()[0] for verb in VERBS if verb not in RARER}
     return f"""ihdm {__version__}: generative modelling with inverse heat dissipation
-usage: ihdm COMMAND ...      (ihdm COMMAND --help says more)
+usage: ihdm COMMAND ...      (more: ihdm COMMAND --help)
 
 {table(verbs)}
 {wrapped("  and", RARER)}
 
-{wrapped("models that are here", shipped())}
+{wrapped("included models", shipped())}
 {wrapped("presets to train", presets())}
-ihdm info says what each is, ihdm settings what --set changes."""
+ihdm info describes each, ihdm settings what --set can change."""

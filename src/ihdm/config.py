@@ -39,44 +39,42 @@ class DataConfig:
     source: str = setting("", "a named set, folder, zip, tar, idx, npy or npz file, or hf:NAME for a set on the hub")
     size: tuple[int, ...] | None = setting(
         None,
-        "32 or 27x41 (height x width), of a signal its samples, of a volume depth first; auto: as the images are",
+        "32 or 27x41 (height x width); signals: in samples; volumes: depth first; auto: as in the data",
         least=1,
         most=2**20,
     )
     channels: int | None = setting(
-        None, "1 grey or mono, 2 stereo, 3 colour, 4 with alpha; auto: as the data are", least=1, most=1024
+        None, "1 grey or mono, 2 stereo, 3 colour, 4 with alpha; auto: as in the data", least=1, most=1024
     )
     kind: Literal["images", "signals", "volumes", "graphs"] = setting(
-        "images", "what the data are; signals: sounds and other series, volumes: of three axes, graphs: on their nodes"
+        "images", "type of data; signals: sounds and other series; volumes: three axes; graphs: values on nodes"
     )
     range: tuple[float, ...] | None = setting(
         None,
-        "of volumes, and of each channel on graphs: the values that become 0 and 1, such as -1000,1000; auto: the "
-        "least and largest in training",
+        "for volumes, and each channel on graphs: the values that become 0 and 1, such as -1000,1000; auto: the "
+        "training minimum and maximum",
     )
     rate: int | None = setting(
         None,
-        "samples a second that sounds are brought to, and that arrays have; auto: as the sounds are",
+        "sample rate that sounds are converted to and arrays have; auto: as in the sounds",
         least=1,
         most=2**20,
     )
-    peak: float | None = setting(
-        None, "what the largest value of each sound is brought to, of 1; auto: as it is", above=0, most=1
-    )
+    peak: float | None = setting(None, "scale each sound to this peak, at most 1; auto: do not scale", above=0, most=1)
     flip: bool = setting(False, "mirror half of the training images left to right")
-    labels: bool = setting(False, "tell the network what each image is: by class folders, or labels beside the images")
+    labels: bool = setting(False, "tell the network what each image is, by class folders or labels beside the images")
     memory: Literal["auto", "yes", "no"] = setting(
-        "auto", "hold all images in memory, or decode them when needed; auto: hold them if they take less than half"
+        "auto", "hold all images in memory, or decode them when needed; auto: hold them if they fit in half of it"
     )
     stream: bool = setting(
-        False, "read tar archives or a set on the hub in sequence, for sets that no disk holds; nothing is kept"
+        False, "read tar archives or a set on the hub in sequence, for sets too big for a disk; nothing is kept"
     )
-    buffer: int = setting(4096, "images of a stream that are shuffled at a time", least=1, most=1e9)
+    buffer: int = setting(4096, "images of a stream shuffled at a time", least=1, most=1e9)
     workers: int | None = setting(
-        None, "processes that read a stream, for each that trains; 0: threads; auto: 4 for a GPU", least=0, most=1024
+        None, "processes that read a stream, per training process; 0: threads; auto: 4 for a GPU", least=0, most=1024
     )
-    on_error: Literal["stop", "skip"] = setting("stop", "what to do about images that cannot be read")
-    holdout: float = setting(0.05, "share of images set aside where the source has no test split", least=0, most=0.9)
+    on_error: Literal["stop", "skip"] = setting("stop", "what to do with unreadable images")
+    holdout: float = setting(0.05, "share of images held out if the source has no test split", least=0, most=0.9)
 
     def __post_init__(self) -> None:
         axes = AXES[self.kind]
@@ -113,44 +111,42 @@ class TrainerConfig:
 
     steps: int = setting(400_000, "optimiser steps", least=1, most=1e12)
     batch_size: int = setting(128, "images per step, over all processes", least=1, most=1e6)
-    accumulate: int = setting(1, "parts in which a batch is computed, one after the other, to save memory", least=1)
-    lr: float = setting(2e-4, "learning rate of Adam", above=0, most=1e3)
+    accumulate: int = setting(1, "parts to compute each batch in, one after the other, to save memory", least=1)
+    lr: float = setting(2e-4, "Adam's learning rate", above=0, most=1e3)
     warmup: int = setting(5000, "steps over which the learning rate rises from 0", least=0)
-    decay: float = setting(0.0, "share of the steps, at the end, over which it falls to 0", least=0, most=1)
-    clip: float = setting(1.0, "largest gradient norm", least=1e-12, most=1e12)
+    decay: float = setting(0.0, "final share of steps, over which lr falls to 0", least=0, most=1)
+    clip: float = setting(1.0, "maximum gradient norm", least=1e-12, most=1e12)
     ema: float = setting(0.999, "decay of the averaged weights", least=0, most=0.999999)
     drop_labels: float = setting(
-        0.1, "share of labels that are kept from the network, so that it learns to do without", above=0, most=0.9
+        0.1, "share of labels hidden from the network, so that it learns to do without", above=0, most=0.9
     )
-    seed: int = setting(0, "every step is a function of the settings and its number", least=0, most=2**63 - 1)
+    seed: int = setting(0, "each step depends only on the settings and its number", least=0, most=2**63 - 1)
     log_every: int = setting(50, "steps between lines of log.jsonl", least=1)
     tracker: Literal["auto", "none", "tensorboard", "wandb", "trackio"] = setting(
-        "auto", "where else to show figures and pictures; auto: TensorBoard, if it is installed"
+        "auto", "where else to log figures and pictures; auto: TensorBoard, if installed"
     )
     measure_every: int = setting(
-        0, "steps between measurements of samples, by KID or, of other data than images, modes; 0: none", least=0
+        0, "steps between measurements of samples, by KID (images) or modes (other data); 0: none", least=0
     )
     measured: int = setting(1000, "samples to measure", least=2)
     sample_every: int = setting(10_000, "steps between pictures of samples", least=1)
-    samples: int = setting(36, "images in such a picture", least=1, most=10_000)
+    samples: int = setting(36, "images per picture", least=1, most=10_000)
     checkpoint_every: int = setting(5000, "steps between checkpoints and held-out losses", least=1)
     keep: int = setting(2, "checkpoints kept", least=1)
-    keep_every: int = setting(0, "steps between checkpoints that are kept for good; 0: none", least=0)
-    skip_most: int = setting(
-        20, "steps in a row without a finite gradient, which are skipped, before giving up", least=0
-    )
+    keep_every: int = setting(0, "steps between checkpoints kept for good; 0: none", least=0)
+    skip_most: int = setting(20, "steps in a row without a finite gradient to skip before giving up", least=0)
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """How the arithmetic is done."""
 
-    device: Device = setting(AUTO, "where to compute; auto: the GPU if there is one")
-    precision: Precision = setting(AUTO, "of the network; auto: bf16 where it is faster")
-    compile: bool = setting(True, "on a GPU, compiled kernels and recorded steps; false starts sooner, then is slower")
-    checkpoint: bool = setting(False, "compute activations again for the backward pass: less memory, more time")
+    device: Device = setting(AUTO, "device to use; auto: the GPU if there is one")
+    precision: Precision = setting(AUTO, "network precision; auto: bf16 where faster")
+    compile: bool = setting(True, "on a GPU, compiled kernels and recorded steps; false starts sooner, runs slower")
+    checkpoint: bool = setting(False, "recompute activations in the backward pass: less memory, more time")
     shard: bool = setting(
-        False, "divide weights among processes (FSDP), if a network does not fit: less memory, more time"
+        False, "split weights among processes (FSDP) if a network does not fit: less memory, more time"
     )
 
 
@@ -295,7 +291,7 @@ def shipped_words() -> dict[str, str]:
     trees = {name: json.loads((folder / "config.json").read_text()) for name, folder in shipped().items()}
     sizes = {name: "x".join(map(str, tree["shape"][1:])) for name, tree in trees.items()}
     kinds = {name: tree.get("domain", {}).get("kind", "images") for name, tree in trees.items()}
-    return {name: f"{kinds[name]} such as those of {tree['data']}, {sizes[name]}" for name, tree in trees.items()}
+    return {name: f"{kinds[name]} like those of {tree['data']}, {sizes[name]}" for name, tree in trees.items()}
 
 
 RENAMED = {"mnist": "mnist-ready"}  # what a model was called before, which is a preset's name

@@ -29,11 +29,11 @@ MATRIX_MOST = 2048  # nodes whose neighbours are added up by one product with a 
 class GraphSettings:
     """The network on graphs."""
 
-    channels: int = setting(64, "features of each node", least=4, most=65_536)
+    channels: int = setting(64, "features per node", least=4, most=65_536)
     blocks: int = setting(6, "residual blocks", least=1, most=64)
-    modes: int = setting(128, "eigenvectors along which heat spreads in a block, or all of fewer", least=1, most=65_536)
+    modes: int = setting(128, "eigenvectors along which heat spreads in a block; all, if fewer", least=1, most=65_536)
     places: int = setting(
-        48, "eigenvectors that tell nodes where they are; 0: nodes with like surroundings are alike", least=0, most=1024
+        48, "eigenvectors that tell nodes where they are; 0: similar surroundings make nodes alike", least=0, most=1024
     )
     dropout: float = setting(0.0, "dropout rate in residual blocks", least=0, most=0.99)
 

@@ -43,19 +43,19 @@ class UNetSettings:
 
     channels: int = setting(128, "width of the finest feature map", least=4, most=65_536)
     multipliers: tuple[int, ...] = setting(
-        (1, 2, 2, 2), "width of each resolution, in units of channels", least=1, most=64
+        (1, 2, 2, 2), "width at each resolution, in units of channels", least=1, most=64
     )
     blocks: int = setting(4, "residual blocks per resolution", least=1, most=64)
     attention: tuple[int, ...] = setting(
-        (2, 3), "resolutions with attention, or none; l stands for maps of size / 2^l", least=0
+        (2, 3), "resolutions with attention, or none; l means maps of size / 2^l", least=0
     )
     dropout: float = setting(0.1, "dropout rate in residual blocks", least=0, most=0.99)
     resample: Resample = setting("pool", "average pooling, as in the paper, or strided convolutions")
     groups: int | None = setting(
-        None, "groups of each normalisation; auto: 32, fewer where they would have less than four channels", least=1
+        None, "groups per normalisation; auto: 32, or fewer to keep at least four channels in each", least=1
     )
     pyramid: tuple[int, ...] = setting(
-        (), "levels from which half the size, a quarter, ... suffices the network (ihdm info MODEL), or none", least=1
+        (), "levels from which the network sees half the size, a quarter, ... (see ihdm info MODEL), or none", least=1
     )
 
     def __post_init__(self) -> None:

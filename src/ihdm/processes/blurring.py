@@ -30,9 +30,9 @@ class BlurringSettings:
     K: int = setting(200, "number of levels", least=1, most=100_000)
     sigma_B_max: float = setting(20.0, "blur width of level K, in pixels; 0: ordinary diffusion", least=0, most=1e6)
     blur_power: float = setting(
-        2.0, "sigma_B = sigma_B_max sin(pi s / 2)^blur_power: the larger, the later blur comes", above=0, most=64
+        2.0, "sigma_B = sigma_B_max sin(pi s / 2)^blur_power: higher means later blur", above=0, most=64
     )
-    skip: Skip = setting("plain", "the network predicts the noise, or what its best linear prediction leaves open")
+    skip: Skip = setting("plain", "the network predicts the noise, or what the best linear prediction misses")
 
 
 class Blurring(NoisePredicting):

@@ -31,7 +31,7 @@ from ihdm.settings import setting
 class ColdSettings(BlurWidths):
     """The forward process."""
 
-    K: int = setting(200, "number of levels; at the last one only the channels' means are left", least=1, most=100_000)
+    K: int = setting(200, "number of levels; at the last, only the channel means are left", least=1, most=100_000)
     sigma_B_min: float = setting(0.5, "blur width of level 1, in pixels", least=1e-6)
     sigma_B_max: float | None = setting(
         None, "blur width that levels approach, in pixels; auto: 3/4 of the longer side", above=0, most=1e6
@@ -45,7 +45,7 @@ class ColdSettings(BlurWidths):
 class ColdSampling(Steps):
     """How to start; the rest follows."""
 
-    start_noise: float = setting(0.001, "noise of a start, by which its pixels differ; 0: none", least=0, most=100)
+    start_noise: float = setting(0.001, "noise that makes pixels of a start differ; 0: none", least=0, most=100)
 
 
 class Cold(Process):

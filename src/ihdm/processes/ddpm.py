@@ -31,7 +31,7 @@ LARGEST_BETA = 0.999
 class DiffusionSettings:
     """The forward process."""
 
-    K: int = setting(200, "number of levels; 1000 are usual", least=1, most=100_000)
+    K: int = setting(200, "number of levels; 1000 is usual", least=1, most=100_000)
     betas: Literal["linear", "cosine"] = setting("linear", "the schedule of the noise")
 
 
@@ -39,7 +39,7 @@ class DiffusionSettings:
 class DiffusionSampling(EtaSteps):
     """By ancestral steps, eta = 1, to DDIM's, eta = 0."""
 
-    clip: bool = setting(True, "clip predicted images to their range, as is usual")
+    clip: bool = setting(True, "clip predicted images to their range, as usual")
 
 
 class DDPM(Diagonal):

@@ -24,8 +24,8 @@ from ihdm.settings import setting
 class EtaSteps(Steps):
     """How to sample by exact steps."""
 
-    eta: float = setting(1.0, "fresh noise in a step: 1 the posterior's, 0 none", least=0, most=1)
-    order: int = setting(1, "2: steps learn from the one before, which pays if they are few", least=1, most=2)
+    eta: float = setting(1.0, "fresh noise per step: 1 the posterior's, 0 none", least=0, most=1)
+    order: int = setting(1, "2: each step also uses the one before, better with few steps", least=1, most=2)
 
 
 class Diagonal(Process):

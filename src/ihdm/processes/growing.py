@@ -32,12 +32,12 @@ class GrowingSettings(BlurWidths):
 
     K: int = setting(200, "number of levels", least=1, most=100_000)
     sigma: float = setting(0.01, "noise of level 1", least=1e-6, most=100)
-    growth: float = setting(1.0, "the power of the blur width that noise grows with; 0: not at all", least=0, most=4)
+    growth: float = setting(1.0, "noise grows with this power of the blur width; 0: not at all", least=0, most=4)
     sigma_B_min: float = setting(0.5, "blur width of level 1, in pixels", least=1e-6)
     sigma_B_max: float | None = setting(
         None, "blur width of level K, in pixels; auto: 3/4 of the longer side", above=0, most=1e6
     )
-    skip: Skip = setting("linear", "the network predicts the noise, or what its best linear prediction leaves open")
+    skip: Skip = setting("linear", "the network predicts the noise, or what the best linear prediction misses")
 
     def __post_init__(self) -> None:
         self.check_widths()

@@ -50,14 +50,12 @@ class HeatSettings(BlurWidths):
         None, "blur width of level K, in pixels; auto: 3/4 of the longer side", above=0, most=1e6
     )
     skip: Literal["identity", "linear"] = setting(
-        "identity", "what the network's output is added to: the image, as in the paper, or its best linear prediction"
+        "identity", "the network's output is added to the image, as in the paper, or to the best linear prediction"
     )
     units: Literal["data", "level"] = setting(
-        "data", "of states that the network sees and errors that count: the data's, or what is usual at each level"
+        "data", "scale of the network's input and of its errors: the data's, or what is usual at each level"
     )
-    blur: Literal["heat", "gaussian"] = setting(
-        "heat", "the heat equation, or a Gaussian filter that sees black outside"
-    )
+    blur: Literal["heat", "gaussian"] = setting("heat", "the heat equation, or a Gaussian filter with black outside")
 
     def __post_init__(self) -> None:
         self.check_widths()
@@ -75,12 +73,10 @@ class HeatSettings(BlurWidths):
 class HeatSampling(Steps):
     """By the paper's steps, with delta, or by exact steps, with eta."""
 
-    sampler: Literal["paper", "exact"] = setting("paper", "the paper's steps, or those of the exact posterior")
-    delta_ratio: float = setting(1.25, "paper: noise delta of a step, in units of sigma", least=0, most=1e6)
-    eta: float = setting(1.0, "exact: fresh noise in a step; 1 the posterior's, 0 none", least=0, most=1)
-    order: int = setting(
-        2, "exact: 2, steps learn from the one before, which pays if they are few; or 1", least=1, most=2
-    )
+    sampler: Literal["paper", "exact"] = setting("paper", "the paper's steps, or exact posterior steps")
+    delta_ratio: float = setting(1.25, "paper: noise delta per step, in units of sigma", least=0, most=1e6)
+    eta: float = setting(1.0, "exact: fresh noise per step: 1 the posterior's, 0 none", least=0, most=1)
+    order: int = setting(2, "exact: 2: each step also uses the one before, better with few steps", least=1, most=2)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Steps:
     """How to sample, for processes that leave no more to choose than the number of steps."""
 
     steps: int | None = setting(
-        None, "steps from blank to sharp, no more than there are levels; auto: one for each", least=1, most=100_000
+        None, "steps from blank to sharp, at most one per level; auto: one per level", least=1, most=100_000
     )
 
 

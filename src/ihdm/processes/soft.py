@@ -26,7 +26,7 @@ class SoftSettings(GrowingSettings):
     """The forward process, and what the network learns."""
 
     skip: Skip = setting(
-        "plain", "the network's answer is added to the state, as published, or to the best linear prediction"
+        "plain", "the network's output is added to the state, as published, or to the best linear prediction"
     )
 
 
@@ -34,7 +34,7 @@ class SoftSettings(GrowingSettings):
 class SoftSampling(EtaSteps):
     """By the momentum sampler, or by exact steps, with eta and order."""
 
-    sampler: Literal["momentum", "exact"] = setting("momentum", "as published, or steps of the exact posterior")
+    sampler: Literal["momentum", "exact"] = setting("momentum", "the published steps, or exact posterior steps")
 
 
 class Soft(GrowingHeat):

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 STUDIES = {
     "sequence": "forward and generative sequences (Fig. 1, 4a)",
-    "branches": "one start, the sequence parting in two at given levels: a tree (Fig. 4b)",
+    "branches": "one start, branching at given levels: a tree (Fig. 4b)",
     "same-start": "many samples from one blank image (App. D.1)",
-    "delta-sweep": "more and more sampling noise: samples, their quality and the bound (Fig. 5, App. C.3, D.3)",
+    "delta-sweep": "increasing sampling noise: samples, their quality and the bound (Fig. 5, App. C.3, D.3)",
     "colour-and-shape": "the start decides the colour, the noise the shape (Fig. 6a, App. D.4)",
     "interpolation": "between two samples, beside the diffusion baseline (Fig. 6b, App. D.2)",
     "input-gradients": "which input pixels a step looks at, beside the diffusion baseline (Fig. 7)",
     "few-shot": "learning from twenty images, beside the diffusion baseline (App. C.2)",
-    "sigma-robustness": "models for several training noises over sampling noise (App. C.1)",
+    "sigma-robustness": "several training noises against sampling noise (App. C.1)",
     "sigma-zero": "why training needs noise (App. C.5)",
     "prior-overlap": "L_K over the widest blur (App. C.4)",
     "blur-operators": "three ways to blur, and what models make of them (App. C.6)",
@@ -29,10 +29,10 @@ STUDIES = {
     "neighbours": "samples and their nearest training images (App. D.5)",
     "langevin-limit": "with many levels a step becomes a Langevin step (App. A.4)",
     "network-bias": "how far a learned step is from the best linear one (beyond the paper)",
-    "exact-steps": "samples by the paper's steps and by exact ones in fewer and fewer steps (beyond the paper)",
-    "family": "processes of blur and noise, trained alike: samples, quality over steps, bounds (beyond the paper)",
-    "how-much-blur": "blurring diffusion with more and more blur, and later blur, trained alike (beyond the paper)",
-    "restore": "blurred images made sharp again: how close to the truth, and how sure (beyond the paper)",
+    "exact-steps": "the paper's steps beside fewer and fewer exact steps (beyond the paper)",
+    "family": "blur and noise processes, trained alike: samples, quality by steps, bounds (beyond the paper)",
+    "how-much-blur": "blurring diffusion with more blur, and later blur, trained alike (beyond the paper)",
+    "restore": "restoring blurred images: how close to the truth, and how sure (beyond the paper)",
 }
 
 

@@ -26,16 +26,16 @@ def app(
     open: bool = False,
     allow_host: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME")] = (),
 ) -> None:
-    """Show a web page for playing with models, for this machine only.
+    """Serve a local web page for trying out models.
 
     Args:
         models: model folders, run folders, owner/name on the hub; default: those that come with ihdm
-        host: the address to listen on; 0.0.0.0: let other machines of the network see the page
-        port: 0: any that is free
-        device: where to compute; auto: the GPU if there is one
-        precision: of the network; auto: bf16 where it is faster
+        host: address to listen on; 0.0.0.0: let other machines on the network see the page
+        port: 0: any free port
+        device: device to use; auto: the GPU if there is one
+        precision: network precision; auto: bf16 where faster
         open: open the page in a browser
-        allow_host: another name by which browsers may reach the page, as behind a proxy
+        allow_host: another host name for the page, e.g. behind a proxy
     """
     if importlib.util.find_spec("gradio") is None:
         raise IhdmError(needs("the page", "app", "gradio"))

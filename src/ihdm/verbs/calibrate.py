@@ -29,17 +29,17 @@ def calibrate(
     resize: bool = False,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
-    """Teach a model to read blur widths, and to tell what it knows.
+    """Teach a model to read blur widths and to spot unfamiliar images.
 
-    Restore then says of pictures of other kinds that they do not look like what the model knows. It finds the width of
-    an image's blur at once, and more precisely than without, by a small network that is trained here.
+    ihdm restore then says when a picture does not look like what the model knows. It also finds an image's blur width
+    at once and more precisely, with a small network that is trained here.
 
     Args:
-        model: a model folder or a run folder; familiar.safetensors and widths.safetensors are written to it
-        data: what it was trained on: a named set, a folder, zip, tar, idx, npy or npz file of images, or hf:NAME
+        model: a model or run folder, to which familiar.safetensors and widths.safetensors are written
+        data: the training data: a named set, a folder, zip, tar, idx, npy or npz file of images, or hf:NAME
         n: how many held-out images, evenly spaced
-        width_steps: training steps of the network that reads widths, of images alone; 0: none
-        resize: bring the images to the model's size and channels, as in training with data.size and data.channels
+        width_steps: training steps of the width-reading network (images only); 0: skip it
+        resize: convert the images to the model's size and channels, as data.size and data.channels do in training
     """
     check_count(n)
     if n < LEAST:

@@ -23,13 +23,13 @@ def convert(
     data: Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="")] = None,
     settings: Settings = (),
 ) -> None:
-    """Make a model folder of a checkpoint of the authors' code.
+    """Convert the authors' checkpoint to a model folder.
 
     Args:
-        checkpoint: their checkpoint.pth or checkpoint_N.pth; nothing in it is executed
+        checkpoint: their checkpoint.pth or checkpoint_N.pth; no code in it is run
         out: a new folder for the model
-        preset: a preset's name (see `ihdm --help`), or a TOML file of the same form: it gives the process
-        data: the images it was trained on, which make the prior: a named set, folder or file; default: the preset's
+        preset: the process: a preset (see `ihdm --help`), or a TOML file in the same format
+        data: the training images, for the prior: a named set, folder or file; default: the preset's
     """
     config = with_data(load_config(preset, itertools.chain(*settings)), data)
     if out.exists() and (not out.is_dir() or any(out.iterdir()) or real(out) == Path.cwd()):
@@ -53,5 +53,5 @@ def convert(
     print(f"converted {parameters:,} averaged weights of step {found.steps:,}, prior of {len(images.train):,} images")
     changes = ", ".join(f"network.{name}={value}" for name, value in differing(described, config).items())
     if changes:
-        print(f"as the checkpoint has it, not the preset: {changes}")
+        print(f"from the checkpoint, not the preset: {changes}")
     print(f"the model is in {out}. Next: ihdm sample {shlex.quote(str(out))}")

@@ -15,7 +15,7 @@ def demo(out: Annotated[Path, arg(metavar="FOLDER")] = Path("demo"), settings: S
     """Train on embedded digits for about 90 seconds, then make pictures.
 
     Args:
-        out: the folder for everything
+        out: folder for all output
     """
     from ihdm.demo import run_demo
     from ihdm.engine import keep_freed_memory

@@ -30,12 +30,12 @@ COLUMNS = 100
 
 
 def doctor(json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None) -> None:
-    """Say what this machine has for ihdm, and what is missing.
+    """Show what ihdm finds on this machine, and what is missing.
 
-    Nothing is downloaded, and nothing is sent.
+    Downloads nothing and sends nothing.
 
     Args:
-        json: a file for the same rows
+        json: file for the same rows
     """
     check_file(json, "--json")
     groups = {

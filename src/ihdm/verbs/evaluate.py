@@ -41,28 +41,26 @@ def evaluate(
     sampling: Annotated[HowToSample, OmitArgPrefixes] = AS_THE_MODEL_HAS_IT,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
-    """Measure samples: FID, KID, nearest images, power spectrum.
+    """Measure sample quality: FID, KID, nearest images, power spectrum.
 
-    Nearest training images as in App. D.5, the power spectrum as in App. B.6. For data that are no images there is the
-    Fréchet distance of modes instead of FID and KID.
+    Nearest training images follow App. D.5, the power spectrum App. B.6. Data other than images get the Fréchet
+    distance of modes instead of FID and KID.
 
     Args:
-        model: a model folder, a run folder, owner/name on the hub, or one that comes with ihdm (ihdm info lists them)
-        data: a named set, a folder, zip, tar, idx, npy or npz file of images, or hf:NAME: those that it was trained on
+        model: a model folder, a run folder, owner/name on the hub, or a model that comes with ihdm (see ihdm info)
+        data: the training data: a named set, a folder, zip, tar, idx, npy or npz file of images, or hf:NAME
         n: how many samples to make
-        metrics: any of fid, kid, modes, neighbours, spectrum; default: of images all but modes, of other data all but
-            fid and kid
-        split: images to compare with; neighbours are always looked for among those of training
-        convention: how images come to 299x299 for Inception: bicubic with antialiasing (clean), or bilinear (legacy)
-        seed: image i depends on the seed and i alone
-        inception: the Inception network of 2015-12-05; default: found, or downloaded once (docs/evaluation.md)
-        allow_few: measure FID from fewer than 2,048 images all the same, though it is then far too high; modes alike
-        resize: bring the images to the model's size and channels, as in training with data.size and data.channels
-        label: measure samples of one label, against the images that have it; default: of all, as often as in the
-            training set, against all images
-        guidance: how much the label counts: 1 as in training, more: clearer and less varied, 0: the network is not told
-        json: a file for all numbers
-        figures: a folder for pictures of neighbours, distances and spectra
+        metrics: any of fid, kid, modes, neighbours, spectrum; default: all but modes for images, else no fid and kid
+        split: images to compare with; neighbours always come from the training images
+        convention: scaling to 299x299 for Inception: bicubic with antialiasing (clean) or bilinear (legacy)
+        seed: image i depends only on the seed and i
+        inception: the Inception network of 2015-12-05; default: found or downloaded once (docs/evaluation.md)
+        allow_few: allow FID from fewer than 2,048 images, though it is then far too high; likewise modes
+        resize: convert the images to the model's size and channels, as data.size and data.channels do in training
+        label: compare samples of this label with images of this label; default: all labels, as often as in training
+        guidance: strength of the label: 1 as in training; higher: clearer, less varied; 0: the label is not used
+        json: file for all numbers
+        figures: folder for pictures of neighbours, distances and spectra
     """
     check_count(n)
     check_outputs(json, figures)

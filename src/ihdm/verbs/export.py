@@ -18,10 +18,10 @@ from ihdm.verbs.words import AS_THE_MODEL_HAS_IT, HowToSample, ModelName, check_
 FOR_ONNX = ("onnx", "onnxscript", "onnxruntime")
 FOR_IMAGES = ("diffusers", "web")
 NEXT = {  # what to do with what was written
-    "diffusers": "DiffusionPipeline.from_pretrained(FOLDER, trust_remote_code=True) of diffusers",
+    "diffusers": "diffusers.DiffusionPipeline.from_pretrained(FOLDER, trust_remote_code=True)",
     "onnx": "python examples/onnx_sampling.py {out}",
-    "torch": "Chain.from_pretrained(FOLDER) of ihdm_chain.py, which is there",
-    "web": "npm install --prefix {out} onnxruntime-web@1.30.0, and python -m http.server --bind 127.0.0.1 -d {out}",
+    "torch": "Chain.from_pretrained(FOLDER) from the folder's ihdm_chain.py",
+    "web": "npm install --prefix {out} onnxruntime-web@1.30.0 && python -m http.server --bind 127.0.0.1 -d {out}",
 }
 
 
@@ -32,15 +32,15 @@ def export(
     format: Format,
     sampling: Annotated[HowToSample, OmitArgPrefixes] = AS_THE_MODEL_HAS_IT,
 ) -> None:
-    """Write a model for diffusers, ONNX, torch or a browser.
+    """Export a model for diffusers, ONNX, torch or a browser.
 
-    What is written needs no ihdm. It is float32, for any number of images, and is compared with the model before
-    it is kept.
+    The export runs without ihdm, in float32, for any number of images. It is checked against the model before it is
+    kept.
 
     Args:
-        model: a model folder, a run folder, owner/name on the hub, or one that comes with ihdm (ihdm info lists them)
+        model: a model folder, a run folder, owner/name on the hub, or a model that comes with ihdm (see ihdm info)
         out: a new folder
-        format: a diffusers pipeline, ONNX graphs, programs of torch.export, or a page that samples in the browser
+        format: a diffusers pipeline, ONNX graphs, torch.export programs, or a page that samples in the browser
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir()) or real(out) == Path.cwd()):
         raise UsageError(f"{out} exists; give the name of a new folder for the export")

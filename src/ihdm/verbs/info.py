@@ -18,15 +18,15 @@ def info(
     data: Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="")] = None,
     settings: Settings = (),
 ) -> None:
-    """Say what a model folder or a preset is.
+    """Describe models and presets.
 
     Args:
-        name: a model folder, a run folder, owner/name on the hub, or a preset; default: list what there is
-        data: with a preset: the images it would be trained on; default: the preset's
+        name: a model, given as for ihdm sample, or a preset; default: list all
+        data: for a preset, the images to train on; default: the preset's
     """
     if name is None:
         print(table("presets, for ihdm train", presets()) + "\n")
-        print(table("models that come with ihdm, for ihdm sample and others", shipped_words()))
+        print(table("models that come with ihdm, for ihdm sample etc.", shipped_words()))
         return
     from ihdm import describe
 

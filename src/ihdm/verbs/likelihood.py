@@ -36,19 +36,19 @@ def likelihood(
 ) -> None:
     """Bound the negative log-likelihood of images (Eq. 5-10).
 
-    In nats and in bits per dimension, in all known ways. A network that knows labels is told none.
+    Prints every known bound, in nats and bits per dimension. A model with labels is given none.
 
     Args:
-        model: a model folder, a run folder, owner/name on the hub, or one that comes with ihdm (ihdm info lists them)
+        model: a model folder, a run folder, owner/name on the hub, or a model that comes with ihdm (see ihdm info)
         data: a named set, a folder, zip, tar, idx, npy or npz file of images, or hf:NAME
-        delta_ratio: noise of the paper's steps, in units of sigma; several cost no more than one; default: the model's
-        levels: levels to evaluate the network at for each image, drawn by chance, level 1 always; default: all
-        split: images to explain: held out from training, or those trained on
-        n: how many of them, evenly spaced; default: all
-        seed: of the noise and of the drawn levels
-        resize: bring the images to the model's size and channels, as in training with data.size and data.channels
-        json: a file for all numbers
-        figures: a folder for a picture of the bound over delta and over levels
+        delta_ratio: noise of the paper's steps, in units of sigma; several cost the same as one; default: the model's
+        levels: levels to evaluate per image: level 1 and others at random; default: all
+        split: which images: held out from training, or trained on
+        n: how many images, evenly spaced; default: all
+        seed: for the noise and the random levels
+        resize: convert the images to the model's size and channels, as data.size and data.channels do in training
+        json: file for all numbers
+        figures: folder for a plot of the bound against delta and levels
     """
     if n is not None:
         check_count(n)

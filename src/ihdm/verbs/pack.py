@@ -22,12 +22,12 @@ def pack(
     /,
     piece: Annotated[str, arg(metavar="SIZE")] = "15MB",
 ) -> None:
-    """Cut a run's checkpoint into pieces, to move it elsewhere.
+    """Split a run's checkpoint into pieces to move elsewhere.
 
     Args:
-        run: a run folder that no process works in
+        run: a run folder that no process is using
         out: a new folder for the pieces
-        piece: how large they may be, such as 15MB or 64MiB
+        piece: largest piece, such as 15MB or 64MiB
     """
     size = _bytes(piece)
     check_folder(out.absolute().parent)
@@ -36,7 +36,7 @@ def pack(
     found = packing.pack(run, out, size)
     total = sum(found["files"].values())
     print(f"{found['checkpoint']} of {run} is in {out}: {len(found['pieces']):,} pieces, {total:,} bytes")
-    print(f"where it is to go on: ihdm unpack {shlex.quote(out.name)} RUN, and the command that trains, with --run RUN")
+    print(f"to resume elsewhere: ihdm unpack {shlex.quote(out.name)} RUN, then the training command with --run RUN")
 
 
 def unpack(
@@ -44,7 +44,7 @@ def unpack(
     run: Annotated[Positional[Path], arg(metavar="RUN")],
     /,
 ) -> None:
-    """Put the pieces of a run together again, and go on from there.
+    """Put a packed run back together, ready to resume.
 
     Args:
         pack: the folder with the pieces and pack.json
@@ -54,7 +54,7 @@ def unpack(
     from ihdm import packing
 
     found = packing.unpack(pack, run)
-    print(f"{found['checkpoint']} of {found['run']} is in {run}; the command that trains goes on there, with --run")
+    print(f"{found['checkpoint']} of {found['run']} is in {run}; to resume, add --run to the training command")
 
 
 def _bytes(text: str) -> int:

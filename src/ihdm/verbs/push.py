@@ -21,10 +21,10 @@ def push(
     """Put a model on the Hugging Face hub, with a card and samples.
 
     Args:
-        model: a model folder, a run folder, or one that comes with ihdm (ihdm info lists them)
-        name: what it is called on the hub
-        private: for its owner alone, if it is new there
-        message: what has changed, for the hub's history
+        model: a model folder, a run folder, or a model that comes with ihdm (see ihdm info)
+        name: its name on the hub
+        private: make a new repository private
+        message: what changed, for the hub's history
         n: samples in the card's picture; 0: no picture
     """
     if n:

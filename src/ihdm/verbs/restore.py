@@ -54,22 +54,20 @@ def restore(
 ) -> None:
     """Make sharp versions of your own blurred image or muffled sound.
 
-    By the paper's steps, unless told otherwise. A network that knows labels is told none.
+    Uses the paper's steps by default. A model with labels is given none.
 
     Args:
-        model: a model folder, a run folder, owner/name on the hub, or one that comes with ihdm (ihdm info lists them)
-        image: a blurred image of the size that the model makes, or a smaller one of the same shape; a sound file for a
-            model of sounds
-        blur_width: standard deviation of the blur in pixels, the radius of many programs' blurs, or in samples of a
-            sound; auto: estimated
+        model: a model folder, a run folder, owner/name on the hub, or a model that comes with ihdm (see ihdm info)
+        image: a blurred image of the model's size, or smaller in the same proportions; a sound for a model of sounds
+        blur_width: standard deviation of the blur (many programs' radius), in pixels or sound samples; auto: estimated
         n: how many sharp images to make
-        seed: sample i depends on the seed and i alone
-        out: a folder for input.png, restored.png (all in one picture) and each sample, 00.png and so on, of sounds
-            00.wav; those of an earlier time are replaced
-        consistent: let samples start from the image and no more: blurred again, they need not look like it
-        invert: restore the negative of the image, such as of black ink on white for a model of white on black
-        resize: crop an image and bring it to the model's size, or cut and resample a sound; the blur width is then that
-            in the model's pixels or samples
+        seed: sample i depends only on the seed and i
+        out: folder for input.png, restored.png (all in one picture) and the samples, 00.png etc. (sounds: 00.wav);
+            earlier results are replaced
+        consistent: only start from the image: blurred again, samples need not match it
+        invert: restore the negative, e.g. of black ink on white with a model of white on black
+        resize: crop and scale an image to the model's size, or cut and resample a sound; --blur-width then counts the
+            model's pixels or samples
     """
     width = _pixels(blur_width)
     check_count(n)
@@ -117,16 +115,16 @@ def _say(found: Restored, domain: Domain, found_by: str, K: int) -> None:
     print(f"blur width {seen.width_words} {domain.unit}s ({how}), level {seen.level} of {K}")
     if seen.interval and domain.width_error:
         print(
-            f"that is a rough guess: {noun}s differ more in how sharp they are than images do; if you know the width, "
+            f"that is a rough guess, as {noun}s vary more in sharpness than images; if you know the width, "
             f"give --blur-width {domain.unit.upper()}S"
         )
     if not seen.level:
-        print(f"the {noun} looks sharp already, and is left as it is; --blur-width says that it is not")
+        print(f"the {noun} already looks sharp and is left as is; if it is blurred, give --blur-width")
     residual = seen.residual(found.images)
     print(f"blurred again, the samples differ from the {noun} by {domain.difference_words(residual)} (rms)")
     if 255 * residual > MUCH:
         print(
-            f"that is much: its blur may be another, or it is no {noun} such as the model knows; try --blur-width "
+            f"that is a lot: the blur may differ, or the model may not know such {noun}s; try --blur-width "
             f"{domain.unit.upper()}S"
         )
 

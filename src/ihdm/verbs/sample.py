@@ -48,17 +48,16 @@ def sample(
     """Make images with a trained model.
 
     Args:
-        model: a model folder, a run folder, owner/name on the hub, or one that comes with ihdm (ihdm info lists them)
+        model: a model folder, a run folder, owner/name on the hub, or a model that comes with ihdm (see ihdm info)
         n: how many images
-        seed: image i depends on the seed and i alone
-        grid: a picture of all images; default: samples.png, if neither --gif nor --out is given
-        gif: an animation of the first 16 images growing from blur
-        out: an empty folder for the images, one PNG each; for sounds wav files, for volumes and fields npy files
-        same_start: grow all images from one blurred image: same colours, different shapes
-        same_noise: use the same noise for all: same shapes, different colours (small grey images hardly differ then)
-        label: what the images are to be, by a model that knows labels (ihdm info); of several, each in turn; default:
-            as often as in the training set
-        guidance: how much the label counts: 1 as in training, more: clearer and less varied, 0: the network is not told
+        seed: image i depends only on the seed and i
+        grid: one picture of all images; default: samples.png, unless --gif or --out is given
+        gif: animation of the first 16 images emerging from blur
+        out: an empty folder for the images, one PNG each (sounds: wav files; volumes and fields: npy files)
+        same_start: start all from one blurred image: same colours, different shapes
+        same_noise: use the same noise for all: same shapes, different colours (small grey images barely differ)
+        label: what to generate, if the model has labels (see ihdm info); several take turns; default: as in training
+        guidance: strength of the label: 1 as in training; higher: clearer, less varied; 0: the label is not used
     """
     check_count(n)
     if same_start and same_noise:

@@ -8,10 +8,10 @@ from tyro.conf import Positional, arg
 
 
 def settings(name: Annotated[Positional[str], arg(metavar="NAME", help_behavior_hint="")] = "", /) -> None:
-    """List the settings that --set changes, with their defaults.
+    """List the settings that --set can change, with defaults.
 
     Args:
-        name: a part of their names, such as process or trainer.lr; default: all
+        name: part of a name, such as process or trainer.lr; default: all
     """
     from ihdm.config import setting_rows
     from ihdm.errors import unknown

@@ -29,21 +29,20 @@ def study(
     device: Device = "auto",
     settings: Settings = (),
 ) -> None:
-    """Repeat an experiment of the paper; say whether it is as claimed.
+    """Repeat one of the paper's experiments and check its claim.
 
     Args:
-        name: of the study; --list shows them all
-        list: show all studies, a line each
-        model: a trained model to study; default: one is trained with the preset, once for all studies in the folder
-        data: the images it was trained on, or to train on; default: the preset's, if they have the model's shape
-        preset: settings of models that are trained; default: those of the model, if it is a run folder; else
-            mnist-small, with --quick digits
-        quick: small and rough, in about a minute on a laptop
-        only: of studies in parts, such as family: compute these; others are shown if they were computed before
-        out: the folder for NAME.png, NAME.json, NAME.md and trained models
+        name: the study (see --list)
+        list: list all studies
+        model: a trained model; default: train one from the preset, once for all studies in the folder
+        data: the training images; default: the preset's, if they have the model's shape
+        preset: settings for training; default: those of --model if a run folder, else mnist-small (digits with --quick)
+        quick: small and rough, about a minute on a laptop
+        only: for studies in parts, such as family: compute these; others appear if computed before
+        out: folder for NAME.png, NAME.json, NAME.md and trained models
         seed: of samples
-        inception: the Inception network of 2015-12-05, for studies that compute FID; default: found or downloaded once
-        device: where to compute; auto: the GPU if there is one
+        inception: the Inception network of 2015-12-05, for studies with FID; default: found or downloaded once
+        device: device to use; auto: the GPU if there is one
     """
     if list:
         width = max(map(len, STUDIES))

@@ -25,12 +25,12 @@ def train(
     run: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
     settings: Settings = (),
 ) -> None:
-    """Train a model, or go on from the last checkpoint if there is one.
+    """Train a model, or resume from its last checkpoint.
 
     Args:
-        preset: a preset's name (see `ihdm --help`), or a TOML file of the same form
+        preset: a preset (see `ihdm --help`), or a TOML file in the same format
         data: a named set, a folder, zip, tar, idx, npy or npz file of images, or hf:NAME; default: the preset's
-        run: the folder for checkpoints, log, sample pictures and the model; default: runs/PRESET
+        run: folder for checkpoints, log, sample pictures and the model; default: runs/PRESET
     """
     config = with_data(load_config(preset, itertools.chain(*settings)), data)
     run = run or Path("runs") / Path(preset).stem
@@ -59,7 +59,7 @@ def train(
         model = run / "model"
         trainer.say(f"done; the model is in {model}. Next: {program()} sample {shlex.quote(str(model))}")
     else:
-        trainer.say(f"stopped at step {trainer.step:,}, all saved; the same command goes on from there")
+        trainer.say(f"stopped at step {trainer.step:,}, all saved; run the same command to resume")
 
 
 def _amount(images: ImageSet) -> str:

@@ -27,22 +27,22 @@ ModelName = Annotated[Positional[str], arg(metavar="MODEL")]
 Source = Annotated[str, arg(metavar="SOURCE")]
 Settings = Annotated[
     UseAppendAction[tuple[tuple[str, ...], ...]],
-    arg(name="set", metavar="NAME=VALUE ...", help="settings to change, such as trainer.steps=1000: ihdm settings"),
+    arg(name="set", metavar="NAME=VALUE ...", help="change settings, e.g. trainer.steps=1000 (see ihdm settings)"),
 ]
 
 
 @dataclass(frozen=True)
 class Computing:
-    """How samples and likelihoods are computed."""
+    """Where and how to compute."""
 
     batch_size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None
-    """images computed at a time; default: as many as are computed fast and fit into memory"""
+    """images per batch; default: as many as run fast and fit in memory"""
     device: Device = "auto"
-    """where to compute; auto: the GPU if there is one"""
+    """device to use; auto: the GPU if there is one"""
     precision: Precision = "auto"
-    """of the network; auto: bf16 where it is faster"""
+    """network precision; auto: bf16 where faster"""
     compile: Annotated[bool, arg(help_behavior_hint="")] = True
-    """no compiled kernels and recorded steps on a GPU: it starts some seconds sooner, then is slower"""
+    """on a GPU, use no compiled kernels or recorded steps: starts seconds sooner, runs slower"""
 
     def __post_init__(self) -> None:
         if self.batch_size is not None:
@@ -51,20 +51,20 @@ class Computing:
 
 @dataclass(frozen=True)
 class HowToSample:
-    """How samples are made; what is not given is as the model has it."""
+    """How to sample. What you leave out is taken from the model."""
 
     sampler: Annotated[
         Literal["paper", "exact", "momentum"] | None, arg(metavar="paper|exact|momentum", help_behavior_hint="")
     ] = None
-    """the paper's steps, those of the exact posterior, in any number, or soft diffusion's own; default: the model's"""
+    """the paper's steps, any number of exact posterior steps, or soft diffusion's own; default: the model's"""
     steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None
-    """how many steps, with exact ones and in diffusion; default: the model's"""
+    """number of steps, for exact steps and diffusion; default: the model's"""
     eta: Annotated[float | None, arg(metavar="0..1", help_behavior_hint="")] = None
-    """fresh noise in exact steps and in diffusion: 1 the posterior's, 0 none; default: the model's"""
+    """fresh noise in exact steps and diffusion: 1 the posterior's, 0 none; default: the model's"""
     order: Annotated[int | None, arg(metavar="1|2", help_behavior_hint="")] = None
-    """2: a step learns from the one before, which pays if they are few; default: the model's"""
+    """2: each step also uses the one before, better with few steps; default: the model's"""
     delta_ratio: Annotated[float | None, arg(metavar="RATIO", help_behavior_hint="")] = None
-    """noise of the paper's steps in units of sigma: more gives more detail, then noise; default: the model's"""
+    """noise of the paper's steps, in units of sigma: more adds detail, then noise; default: the model's"""
 
     def changes(self) -> dict[str, Any]:
         """What was given."""
