@@ -127,7 +127,7 @@ def test_a_width_is_searched_where_it_cannot_be_read(model, digits, monkeypatch)
         assert seen.width == pytest.approx(3.0, rel=0.02) and (seen.kind == "three boxes") == boxes
     unsure = WidthReader(1).eval()
     nn.init.zeros_(unsure.head[2].weight)
-    unsure.head[2].bias.data.zero_()  # its answer stays where it began
+    unsure.head[2].bias.data = torch.tensor([0.0, 0.0, -3.0, -3.0, 0.0])  # sure that it began at the true width
     assert unsure.read(judge.blurs, y, [3.0]) is None
     poor = copy.deepcopy(model.reader)
     poor.scale.fill_(100)

@@ -37,7 +37,6 @@ DECAY = 1e-3  # of weights
 LONGEST = 1.0  # of gradients
 AGAIN = 4  # times a width is read, each time from what was read last
 APART = -0.03, 0.0, 0.03  # of widths that reading begins with, from each that is likely, in logarithms
-AGREE = 0.005  # widths read from different beginnings, if they can be trusted
 COVERED = 0.9  # of images whose width is in the interval
 
 Blur = Callable[[Tensor, float], Tensor]  # planes (N, H, W), uint8, and a width: blurred, in [0, 1]
@@ -124,7 +123,7 @@ class WidthReader(nn.Module):
 
     @torch.no_grad()
     def read(self, process: Restoring, y: Tensor, likely: Iterable[float]) -> Reading | None:
-        """The blur of an image (C, H, W), float64, from some likely widths on; None if it cannot be told."""
+        """The blur of an image (C, H, W), float64, from some likely widths on; None if what they lead to differs."""
         narrowest, widest = widths_read(y.shape[1:])
         device = next(self.parameters()).device
         width = torch.tensor([w * math.exp(x) for w in likely for x in APART]).double().clamp(narrowest, widest)
@@ -136,10 +135,10 @@ class WidthReader(nn.Module):
             width = width * ratio.gather(1, chosen)[:, 0].double().exp().cpu()
             width = width.clamp(narrowest, widest)
         logs, agreed = width.log(), bool(boxes.all()) or not bool(boxes.any())
-        found = float(logs.mean().exp())
-        if not agreed or float(logs.max() - logs.min()) > AGREE or not narrowest < found < widest:
+        found, off = float(logs.mean().exp()), float(self.scale * error.gather(1, chosen).exp().mean())
+        if not agreed or float(logs.max() - logs.min()) > off or not narrowest < found < widest:
             return None
-        return Reading(bool(boxes[0]), found, float(self.scale * error.gather(1, chosen).exp().mean()))
+        return Reading(bool(boxes[0]), found, off)
 
     def tensors(self) -> dict[str, Tensor]:
         """To be saved, in half precision."""
