@@ -100,7 +100,7 @@ def test_a_run_that_was_asked_to_stop(whole, tmp_path):
     process.terminate()
     out, _ = process.communicate()
     assert process.returncode == 0
-    assert "the same command goes on" in out or "done" in out
+    assert "run the same command to resume" in out or "done" in out
     subprocess.run(command(tmp_path / "run"), check=True, capture_output=True)
     assert_same(tmp_path / "run", whole)
 
