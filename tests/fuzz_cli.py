@@ -80,6 +80,7 @@ OPTIONS: dict[str, dict[str, str]] = {
     "likelihood": {"data": "data", "n": "number", "seed": "number", "json": "path", "figures": "path"},
     "evaluate": {"data": "data", "n": "number", "seed": "number", "json": "path", "metrics": "metric"},
     "calibrate": {"n": "number", "resize": "flag"},
+    "guide": {"guidance": "number"},
     "study": {"model": "model", "data": "data", "preset": "preset", "out": "path", "seed": "number", "only": "part"}
     | {"set": "set"},
     "info": {"data": "data", "set": "set"},
@@ -126,6 +127,7 @@ def command_line(chance: random.Random) -> list[str]:
         "likelihood": [value("model", chance), "--data", value("data", chance)],
         "evaluate": [value("model", chance), "--data", value("data", chance)],
         "calibrate": [value("model", chance), "--data", value("data", chance), "--width-steps", steps],
+        "guide": [value("model", chance), value("model", chance)],
         "study": [chance.choice([*STUDIES, "", "é"]), "--quick"],
         "info": [value(chance.choice(["model", "preset"]), chance)],
         "settings": [value("text", chance)],

@@ -22,7 +22,7 @@ FLOORS = [  # a module imports from its own floor or those before it
     {"config", "optimisation"},
     {"data", "engine", "checkpoint", "metrics", "width_reader"},
     {"memory", "model_folder"},
-    {"execution", "judgement"},
+    {"execution", "judgement", "guide"},
     {"model"},
     {"run", "packing", "evaluation", "convert", "training", "hub", "export"},
     {"trainer", "describe"},

@@ -20,6 +20,7 @@ from ihdm.verbs.demo import demo
 from ihdm.verbs.doctor import doctor
 from ihdm.verbs.evaluate import evaluate
 from ihdm.verbs.export import export
+from ihdm.verbs.guide import guide
 from ihdm.verbs.info import info
 from ihdm.verbs.likelihood import likelihood
 from ihdm.verbs.pack import pack, unpack
@@ -49,6 +50,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "sample": sample,
     "restore": restore,
     "calibrate": calibrate,
+    "guide": guide,
     "likelihood": likelihood,
     "evaluate": evaluate,
     "study": study,
@@ -63,7 +65,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "export": export,
     "demo": demo,
 }
-RARER = ("calibrate", "settings", "doctor", "pack", "unpack", "convert", "export", "push")  # named in a line
+RARER = ("calibrate", "guide", "settings", "doctor", "pack", "unpack", "convert", "export", "push")  # named in a line
 
 
 def main(words: list[str] | None = None) -> None:

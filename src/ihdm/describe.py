@@ -50,7 +50,10 @@ def model(name: str) -> dict[str, str]:
     rows = _rows(config) | {"trained": f"{config.steps:,} steps on {config.data}"}
     if config.origin:
         rows["trained"] = f"{config.steps:,} steps with the authors' code; converted from {config.origin}"
-    rows |= {"sampling": loaded.process.sampling_words()} | loaded.process.facts()
+    rows["sampling"] = loaded.process.sampling_words()
+    if loaded.guide is not None:
+        rows["guidance"] = loaded.guidance_words()
+    rows |= loaded.process.facts()
     sees_less = hasattr(config.network, "pyramid") and loaded.process.predicts_alone(config.process)
     enough = coarse.words(loaded.process) if sees_less else ""
     return rows | ({"grids that suffice": f"{enough} (network.pyramid)"} if enough else {})

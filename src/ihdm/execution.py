@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -53,9 +53,17 @@ class Runner:
     """A network, as it is now, ready to compute with gradients off."""
 
     def __init__(self, network: nn.Module, config: ModelConfig, execution: Execution):
-        self.module, self.config, self.execution = network, config, execution
+        self.config, self.execution = config, execution
         self.device = next(network.parameters()).device
-        self.network = Frozen(network, execution.precision, execution.compiled)
+        self.modules: list[nn.Module] = []
+        self.frozen: list[Frozen] = []
+        self.network = self.beside(network)
+
+    def beside(self, network: nn.Module) -> Frozen:
+        """One more network, ready to compute with the others."""
+        self.modules.append(network)
+        self.frozen.append(Frozen(network, self.execution.precision, self.execution.compiled))
+        return self.frozen[-1]
 
     def size(self, n: int) -> int:
         """Images to compute at a time, if there are n: no more than pays off, and than there is memory for."""
@@ -76,8 +84,9 @@ class Runner:
         if not self.execution.compiled:
             return work
         like = torch.empty(size, *self.config.shape, device=self.device)
-        compile_ahead(self.module, like, self.execution.precision)
-        return ByDepth(work, self.network, self.device)  # type: ignore[return-value]
+        for module in self.modules:
+            compile_ahead(module, like, self.execution.precision)
+        return ByDepth(work, self.frozen, self.device)  # type: ignore[return-value]
 
     def advice(self, size: int) -> contextlib.AbstractContextManager[None]:
         """If the memory does not suffice for batches of a size, say what would fit."""
@@ -90,30 +99,32 @@ class Runner:
 
     def _needed(self) -> Callable[[int], int]:
         execution = self.execution
-        fused = execution.compiled and self.device.type == "cuda" and has_fused_path(self.module)
+        fused = execution.compiled and self.device.type == "cuda" and has_fused_path(self.modules[0])
         build: Any = partial(build_network, self.config)
         return lambda batch: memory.to_sample(build, self.config.shape, batch, execution.precision, fused)
 
 
 class ByDepth:
-    """Work with a network, recorded once for each depth at which it sees images; a batch of several is not recorded."""
+    """Work with networks, recorded once for each depth at which they see images; a batch of several is not recorded."""
 
-    def __init__(self, work: Callable[..., Tensor], network: Frozen, device: torch.device):
-        self.work, self.network, self.device = work, network, device
-        self._recorded: dict[int | None, Callable[..., Tensor]] = {}
+    def __init__(self, work: Callable[..., Tensor], networks: Sequence[Frozen], device: torch.device):
+        self.work, self.networks, self.device = work, networks, device
+        self._recorded: dict[tuple[int | None, ...], Callable[..., Tensor]] = {}
 
     def __call__(self, state: Tensor, k: Tensor, *rest: Tensor | None) -> Tensor:
-        parts = parts_of(self.network.module, k.view(-1))
-        if len(parts) > 1:
+        parts = [parts_of(network.module, k.view(-1)) for network in self.networks]
+        if any(len(some) > 1 for some in parts):
             return self.work(state, k, *rest)
-        depth = parts[0].depth
-        if depth not in self._recorded:
-            self._recorded[depth] = recorded(self.work, self.device)
-        self.network.depth = depth
+        depths = tuple(some[0].depth for some in parts)
+        if depths not in self._recorded:
+            self._recorded[depths] = recorded(self.work, self.device)
+        for network, depth in zip(self.networks, depths):
+            network.depth = depth
         try:
-            return self._recorded[depth](state, k, *rest)
+            return self._recorded[depths](state, k, *rest)
         finally:
-            self.network.depth = None
+            for network in self.networks:
+                network.depth = None
 
 
 def even(n: int, most: int) -> int:

@@ -16,28 +16,34 @@ from ihdm.data import Images, evenly_spaced, spread, unit_batches
 from ihdm.errors import IhdmError, UsageError
 from ihdm.execution import Execution, Runner
 from ihdm.familiar import Familiar, Verdict
+from ihdm.guide import check_same_data, check_weaker
 from ihdm.judgement import Judge
 from ihdm.labels import Given, LabelledNoise
 from ihdm.model_folder import (
     CONFIG,
     DOMAIN,
     FAMILIAR,
+    GUIDE,
+    NETWORK,
+    OF_PRIOR,
     PRIOR,
     READER,
     WEIGHTS,
     ModelConfig,
-    check_weights,
+    loaded_network,
     locate,
     read_calibrated,
     read_config,
     read_tensors,
+    weights_of,
+    with_prefix,
     write_calibrated,
     write_card,
     write_config,
     write_tensors,
 )
-from ihdm.networks import build_network, weight_shapes
-from ihdm.networks.guidance import guided
+from ihdm.networks import build_network
+from ihdm.networks.guidance import beyond, guided
 from ihdm.noise import Noise, SeededNoise
 from ihdm.processes import FromImages, Process, restoring
 from ihdm.progress import progress_bar
@@ -46,7 +52,6 @@ from ihdm.restoration import Guided, Observation, Restored, observe
 from ihdm.sampler import States, chain, last, reverse_step
 from ihdm.width_reader import WidthReader
 
-NETWORK, OF_PRIOR = "network.", "prior."  # prefixes of tensors; those of the prior have a file of their own
 LABELS = "labels"  # beside the prior: what the images are that it is made of
 OUTSIDE_MOST = 50_000  # images that a process is shown, if they are not in memory
 BATCH = 512
@@ -63,6 +68,7 @@ class Model(nn.Module):
         """start_labels: of the training images that its images start from, (N,), if both are known."""
         super().__init__()
         self.config, self.process, self.network, self.start_labels = config, process, network, start_labels
+        self.guide: nn.Module | None = None  # a weaker network of the same process, to be guided away from
         self.familiar: Familiar | None = None  # what it was calibrated to (ihdm calibrate)
         self.reader: WidthReader | None = None  # likewise
 
@@ -90,7 +96,7 @@ class Model(nn.Module):
         """The same model, which samples in another way unless told otherwise."""
         process = self.process.with_sampling(**sampling)
         model = Model(replace(self.config, sampling=process.sampling), process, self.network, self.start_labels)
-        model.familiar, model.reader = self.familiar, self.reader
+        model.guide, model.familiar, model.reader = self.guide, self.familiar, self.reader
         return model
 
     @property
@@ -103,8 +109,9 @@ class Model(nn.Module):
         same_start: all images grow from one blurred image; same_noise: all share their noise, step by step.
         first: the number i of the first image. labels: a name or number for all images, or one for each; of a model
         that knows labels those that are not given are drawn, by the seed and i, as often as in the training set.
-        guidance: 1 as the network answers, more: more like its label, 0: it is not told. condition: what a network
-        of one's own is told of each image, (n, ...). execution: how it is computed.
+        guidance: 1 as the network answers, more: more like its label, 0: it is not told. Of a model that has a weaker
+        network beside its own, more: farther from what that one answers (`guided_by`). condition: what a network of
+        one's own is told of each image, (n, ...). execution: how it is computed.
         All others are settings of the process's sampling, such as steps and eta.
         """
         batches = self._batches(n, seed, **options)
@@ -127,7 +134,7 @@ class Model(nn.Module):
         same_noise: bool = False,
         first: int = 0,
         labels: Given | None = None,
-        guidance: float = 1.0,
+        guidance: float | None = None,
         condition: Tensor | None = None,
         execution: Execution = USUAL,
         **sampling: Any,
@@ -169,18 +176,35 @@ class Model(nn.Module):
             raise UsageError("the model knows no labels, and can be given none; train one with data.labels=true")
         return self.config.labels.numbers(labels, n)
 
-    def check_guidance(self, guidance: float) -> None:
-        """Refuse what is no strength of guidance, or has no effect."""
+    def guidance(self, given: float | None = None) -> float:
+        """The strength of guidance: the model's own unless given; what is none, or has no effect, is refused."""
+        guidance = self.config.guidance if given is None else given
         if not 0 <= guidance < math.inf:
+            raise UsageError(f"guidance is a number from 0 over 1 (the network's own answer) up, not {guidance}")
+        if guidance != 1 and not self.config.labels and self.guide is None:
             raise UsageError(
-                f"guidance is a number from 0 (no label) over 1 (the label's own answer) up, not {guidance}"
+                "the model knows no labels, so guidance has nothing to guide it to, nor has it a weaker network to be "
+                "guided away from (ihdm guide)"
             )
-        if guidance != 1 and not self.config.labels:
-            raise UsageError("the model knows no labels, so guidance has nothing to guide it to")
+        return guidance
 
-    def _guided(self, runner: Runner, guidance: float) -> Any:
-        self.check_guidance(guidance)
-        return guided(runner.network, guidance, self.config.labels.none)
+    def _guided(self, runner: Runner, given: float | None) -> Any:
+        guidance = self.guidance(given)
+        if self.guide is None or guidance == 1:
+            return guided(runner.network, guidance, self.config.labels.none)
+        return beyond(runner.network, runner.beside(self.guide), guidance)
+
+    def guided_by(self, weaker: Model, guidance: float) -> Model:
+        """The same model, whose samples are guided away from what the network of a weaker one answers.
+
+        Both must be of one process and of the same training data.
+        """
+        check_weaker(self.config, weaker.config)
+        check_same_data(self.process, weaker.process)
+        model = self.sampled()
+        model.config, model.guide = replace(self.config, guide=weaker.config.network, guidance=guidance), weaker.network
+        model.guidance()
+        return model
 
     def runner(self, execution: Execution = USUAL) -> Runner:
         """The network as it is now, ready to compute."""
@@ -228,7 +252,7 @@ class Model(nn.Module):
         *,
         level: int | None = None,
         labels: Given | None = None,
-        guidance: float = 1.0,
+        guidance: float | None = None,
         condition: Tensor | None = None,
         execution: Execution = USUAL,
         **sampling: Any,
@@ -250,7 +274,7 @@ class Model(nn.Module):
         levels: list[int],
         condition: Tensor | None,
         execution: Execution,
-        guidance: float = 1.0,
+        guidance: float | None = 1.0,
     ) -> States:
         runner = self.runner(execution)
         step = runner.recorded(reverse_step(process, self._guided(runner, guidance), noise), len(start))
@@ -341,14 +365,18 @@ class Model(nn.Module):
         """Write a model folder, replacing the files of one that is there. dtype: of the network's weights."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {NETWORK + name: tensor.to(dtype) for name, tensor in self.network.state_dict().items()}
         state = self.process.state()
-        write_tensors(folder / WEIGHTS, tensors | {n: t for n, t in state.items() if not n.startswith(OF_PRIOR)})
-        if prior := _with_prefix(state, OF_PRIOR):
+        own = {name: tensor for name, tensor in state.items() if not name.startswith(OF_PRIOR)}
+        write_tensors(folder / WEIGHTS, weights_of(self.network, dtype) | own)
+        if prior := with_prefix(state, OF_PRIOR):
             labels = {} if self.start_labels is None else {LABELS: self.start_labels}
             write_tensors(folder / PRIOR, prior | labels)
         else:
             (folder / PRIOR).unlink(missing_ok=True)  # that of a model which was here before
+        if self.guide is not None:
+            write_tensors(folder / GUIDE, weights_of(self.guide, dtype))
+        else:
+            (folder / GUIDE).unlink(missing_ok=True)
         write_config(folder, self.config)
         write_calibrated(folder / FAMILIAR, self.familiar)
         write_calibrated(folder / READER, self.reader)
@@ -356,18 +384,23 @@ class Model(nn.Module):
 
     def file_names(self) -> list[str]:
         """The files of the model's folder that it cannot do without."""
-        prior = [PRIOR] if _with_prefix(self.process.state(), OF_PRIOR) else []
-        return [CONFIG, WEIGHTS, *prior, *([DOMAIN] if self.config.domain.state() else [])]
+        prior = [PRIOR] if with_prefix(self.process.state(), OF_PRIOR) else []
+        domain, guide = self.config.domain.state(), self.guide is not None
+        return [CONFIG, WEIGHTS, *prior, *([DOMAIN] if domain else []), *([GUIDE] if guide else [])]
 
     def facts(self) -> dict[str, str]:
         """What the model is, in rows of words."""
-        config, parameters = self.config, sum(p.numel() for p in self.network.parameters())
+        config = self.config
         return {
-            "network": f"{parameters:,} parameters (averaged weights)",
+            "network": f"{_size(self.network)} parameters (averaged weights)",
             "process": self.process.summary(config.process, config.sampling, config.domain),
             "sampling": self.process.sampling_words(),
+            **({"guidance": self.guidance_words()} if self.guide is not None else {}),
             **({"labels": config.labels.words} if config.labels else {}),
         } | self.process.facts()
+
+    def guidance_words(self) -> str:
+        return f"{self.config.guidance:g}, away from a weaker network of {_size(self.guide)} parameters"
 
     @classmethod
     def from_pretrained(cls, name: str | Path, revision: str | None = None) -> Model:
@@ -375,10 +408,7 @@ class Model(nn.Module):
         folder = locate(name, revision)
         config = read_config(folder)
         tensors = read_tensors(folder / WEIGHTS)
-        expected = {NETWORK + name: shape for name, shape in weight_shapes(config).items()}
-        check_weights(folder / WEIGHTS, {n: t for n, t in tensors.items() if n.startswith(NETWORK)}, expected)
-        network = build_network(config)  # not before it is known to be as large as its weights
-        network.load_state_dict(_with_prefix(tensors, NETWORK))
+        network = loaded_network(config, folder / WEIGHTS, tensors)
         state = {name: tensor for name, tensor in tensors.items() if not name.startswith(NETWORK)}
         labels = None
         if (folder / PRIOR).exists():
@@ -391,10 +421,17 @@ class Model(nn.Module):
             raise _misfit(folder, error) from error
         if labels is not None and not _are_labels(labels, config, process):
             raise IhdmError(f"{folder / PRIOR} does not belong to {CONFIG}: its {LABELS} are not those of the prior")
-        model = cls(config, process, network.eval(), labels)
+        model = cls(config, process, network, labels)
+        if config.guide is not None:
+            weaker, path = replace(config, network=config.guide), folder / GUIDE
+            model.guide = loaded_network(weaker, path, read_tensors(path))
         model.familiar = read_calibrated(folder / FAMILIAR, Familiar.of)
         model.reader = read_calibrated(folder / READER, partial(WidthReader.of, shape=config.shape))
         return model
+
+
+def _size(network: nn.Module | None) -> str:
+    return f"{sum(weights.numel() for weights in network.parameters()):,}" if network else "no"
 
 
 def _misfit(folder: Path, error: ValueError) -> IhdmError:
@@ -414,7 +451,3 @@ def _are_labels(labels: Tensor, config: ModelConfig, process: Process) -> bool:
 def _padded(condition: Tensor, size: int) -> Tensor:
     """A condition for a whole batch: the last row stands for images that are not wanted."""
     return condition[torch.arange(size).clamp_max(len(condition) - 1)]
-
-
-def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

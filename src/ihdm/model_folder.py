@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import safetensors
+import torch
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from ihdm.config import RENAMED, Config, read_text, shipped
 from ihdm.disk import expanded, load_tensors
@@ -22,14 +23,17 @@ from ihdm.domains import Domain, as_domain, domain_kind
 from ihdm.earlier import from_0_1
 from ihdm.errors import IhdmError, UsageError
 from ihdm.labels import Labels
+from ihdm.networks import build_network, weight_shapes
 from ihdm.registry import PROCESSES
 
 CONFIG, WEIGHTS, PRIOR, CARD = "config.json", "model.safetensors", "prior.safetensors", "README.md"
-OTHERS = ("shape", "domain", "data", "steps", "origin", "labels")  # in config.json, beside settings
+NETWORK, OF_PRIOR = "network.", "prior."  # prefixes of tensors; those of the prior have a file of their own
+OTHERS = ("shape", "domain", "data", "steps", "origin", "labels", "guide")  # in config.json, beside settings
 DOMAIN = "domain.safetensors"  # where the values of data lie, if that takes more than words
 MOST_CHANNELS, MOST_PIXELS = 1024, 2**24  # of an image, or of other data
 FAMILIAR = "familiar.safetensors"  # what restored images look like to the model, if it was calibrated
 READER = "widths.safetensors"  # what reads the width of a blur, likewise
+GUIDE = "guide.safetensors"  # the weights of a weaker network that samples are guided away from, if there is one
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class ModelConfig:
 
     process, sampling, network: settings; sampling is how samples are made unless told otherwise. domain: of the data.
     origin: the checkpoint that it was converted from, if any. labels: those that the network can be told of images.
+    guide: settings of a weaker network that samples are guided away from, if there is one. guidance: how much, or
+    towards their labels, unless told otherwise.
     """
 
     process: Any
@@ -48,6 +54,8 @@ class ModelConfig:
     steps: int = 0
     origin: str = ""
     labels: Labels = Labels()
+    guide: Any = None
+    guidance: float = 1.0
 
     @classmethod
     def of(
@@ -85,7 +93,7 @@ def locate(name: str | Path, revision: str | None = None) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        files = [CONFIG, WEIGHTS, PRIOR, DOMAIN, CARD, FAMILIAR, READER]
+        files = [CONFIG, WEIGHTS, PRIOR, DOMAIN, CARD, FAMILIAR, READER, GUIDE]
         return Path(snapshot_download(str(name), revision=revision, allow_patterns=files))
     except Exception as error:  # the hub's client raises many kinds; each is a failed download
         which = f"{name}, revision {revision}," if revision else name
@@ -94,7 +102,8 @@ def locate(name: str | Path, revision: str | None = None) -> Path:
         ) from error
 
 
-def write_config(folder: Path, config: ModelConfig) -> None:
+def config_text(config: ModelConfig) -> str:
+    """What config.json says."""
     settings = Config(config.process, config.sampling, config.network).tree()
     tree: dict[str, Any] = {name: settings[name] for name in ("process", "sampling", "network")}
     tree |= {"shape": list(config.shape), "data": config.data, "steps": config.steps}
@@ -102,11 +111,18 @@ def write_config(folder: Path, config: ModelConfig) -> None:
     tree |= {"domain": domain} if domain != {"kind": "images"} else {}
     tree |= {"origin": config.origin} if config.origin else {}
     tree |= {"labels": dict(zip(config.labels.names, config.labels.counts))} if config.labels else {}
+    if config.guide is not None:
+        network = Config(network=config.guide).tree()["network"]
+        tree |= {"guide": {"guidance": config.guidance, "network": network}}
+    return json.dumps(tree, indent=2) + "\n"
+
+
+def write_config(folder: Path, config: ModelConfig) -> None:
     if state := config.domain.state():
         write_tensors(folder / DOMAIN, state)
     else:
         (folder / DOMAIN).unlink(missing_ok=True)  # that of a model which was here before
-    (folder / CONFIG).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+    (folder / CONFIG).write_text(config_text(config), encoding="utf-8")
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -122,9 +138,20 @@ def read_config(folder: Path) -> ModelConfig:
         words = str(rest["data"]), _count(rest["steps"], 0), str(rest.get("origin", ""))
         counts = {name: _count(number, 0) for name, number in rest.get("labels", {}).items()}
         parts = settings.process, settings.sampling, settings.network
-        return ModelConfig(*parts, domain, *words, Labels(tuple(counts), tuple(counts.values())))
+        labels = Labels(tuple(counts), tuple(counts.values()))
+        return ModelConfig(*parts, domain, *words, labels, *_guide(rest.get("guide")))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IhdmError(f"{path} is not the config of a model ({type(error).__name__}: {error})") from error
+
+
+def _guide(tree: dict[str, Any] | None) -> tuple[Any, float]:
+    """Settings of the weaker network, and the guidance; no network, and none, if there is no such tree."""
+    if tree is None:
+        return None, 1.0
+    guidance = float(tree["guidance"])
+    if not 0 <= guidance < math.inf:
+        raise ValueError(f"guidance is not {guidance}")
+    return Config().with_tree({"network": tree["network"]}).network, guidance
 
 
 def _domain(folder: Path, shape: tuple[int, ...], tree: dict[str, Any]) -> Domain:
@@ -195,6 +222,24 @@ def check_weights(path: Path, weights: dict[str, Tensor], expected: dict[str, tu
     if misfits:
         more = f" and {len(misfits) - 3} more" if len(misfits) > 3 else ""
         raise IhdmError(f"{path} does not fit {CONFIG}: {'; '.join(misfits[:3])}{more}")
+
+
+def weights_of(network: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """A network's weights as a model folder names them."""
+    return {NETWORK + name: tensor.to(dtype) for name, tensor in network.state_dict().items()}
+
+
+def loaded_network(config: ModelConfig, path: Path, tensors: dict[str, Tensor]) -> nn.Module:
+    """The network with those of a file's tensors that are its weights."""
+    expected = {NETWORK + name: shape for name, shape in weight_shapes(config).items()}
+    check_weights(path, {name: tensor for name, tensor in tensors.items() if name.startswith(NETWORK)}, expected)
+    network = build_network(config)  # not before it is known to be as large as its weights
+    network.load_state_dict(with_prefix(tensors, NETWORK))
+    return network.eval()
+
+
+def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -110,10 +110,15 @@ class Studio:
         """The names of what one can ask for."""
         return self.model.config.labels.names
 
-    def grow(self, n: Any, seed: Any, label: str = "", guidance: Any = 1.0, **sampling: Any) -> Growth:
+    @property
+    def guided(self) -> bool:
+        """Whether guidance has something to guide pictures to, or away from."""
+        return bool(self.labels) or self.model.guide is not None
+
+    def grow(self, n: Any, seed: Any, label: str = "", guidance: Any = None, **sampling: Any) -> Growth:
         """The first n images of a seed; label: what they are to be, if one can ask for that; "": whatever."""
-        n = whole(n, "The number of pictures", 1, MOST_IMAGES)
-        seed, guidance = whole(seed, "The seed"), within(guidance, "The guidance", 0, MOST_GUIDANCE)
+        n, seed = whole(n, "The number of pictures", 1, MOST_IMAGES), whole(seed, "The seed")
+        guidance = None if guidance is None else within(guidance, "The guidance", 0, MOST_GUIDANCE)
         numbers = torch.arange(n, device=self.device)
         told = self.model.told(numbers, seed, label or None)
         start, noise = self.model.start(numbers, seed, told, **sampling), self.model.noise(numbers, seed)
@@ -205,7 +210,7 @@ class Studio:
         noise: Noise,
         told: Tensor | None,
         level: int | None = None,
-        guidance: float = 1.0,
+        guidance: float | None = None,
         **sampling: Any,
     ) -> Growth:
         """On from a state of a level, the coarsest unless told."""

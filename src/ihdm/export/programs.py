@@ -24,7 +24,7 @@ from torch.fx import GraphModule
 from ihdm.errors import IhdmError
 from ihdm.labels import Starts
 from ihdm.model import Model
-from ihdm.networks.guidance import guided_in_programs
+from ihdm.networks.guidance import beyond, guided_in_programs
 from ihdm.processes import Process
 from ihdm.sampler import reverse_step
 
@@ -87,7 +87,8 @@ def programs(model: Model) -> dict[str, Program]:
     model = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
     shape, chain, labels = model.config.shape, steps(model.process), model.config.labels
     of_label = None if model.start_labels is None else Starts(model.start_labels, len(labels) + 1)
-    start, step = _Start(model.process, of_label), _Step(model.process, model.network, labels.none)
+    network = model.network if model.guide is None else _Guided(model.network, model.guide, model.guidance())
+    start, step = _Start(model.process, of_label), _Step(model.process, network, labels.none)
 
     def told(n: int) -> dict[str, Tensor]:
         """The number for none among them."""
@@ -164,6 +165,17 @@ class _Start(nn.Module):
             noise = _GivenOfLabel(choice, eps, label, self.starts)
         u_K = self.process.start(noise)  # type: ignore[arg-type]
         return self.process.begin(u_K), u_K.clamp(0, 1)
+
+
+class _Guided(nn.Module):
+    """A network guided away from a weaker one, as much as the model is by itself."""
+
+    def __init__(self, network: nn.Module, weaker: nn.Module, guidance: float):
+        super().__init__()
+        self.network, self.weaker, self.guidance = network, weaker, guidance
+
+    def forward(self, u: Tensor, k: Tensor, *condition: Tensor) -> Tensor:
+        return beyond(self.network, self.weaker, self.guidance)(u, k, *condition)
 
 
 class _Step(nn.Module):

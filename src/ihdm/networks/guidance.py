@@ -1,4 +1,4 @@
-"""Guidance towards a condition, as a wrapper around a network."""
+"""Guidance, as wrappers around a network: towards a condition, or away from what a weaker network answers."""
 
 from __future__ import annotations
 
@@ -23,6 +23,24 @@ def guided(network: Any, guidance: float, none: int) -> Callable[..., Tensor]:
             return network(u, k)
         untold = network(u, k, torch.full_like(condition, none))
         return untold if guidance == 0 else untold + guidance * (network(u, k, condition) - untold)
+
+    return answer
+
+
+def beyond(network: Any, weaker: Any, guidance: float) -> Callable[..., Tensor]:
+    """g(u, k) + guidance (f(u, k) - g(u, k)), g being a weaker network of the same process (Karras et al. 2024).
+
+    Both err in the same directions, g by more, so going on from g past f leads away from what they share. 1 is the
+    network as it is, 0 the weaker one.
+    """
+    if guidance == 1:
+        return network
+    if guidance == 0:
+        return weaker
+
+    def answer(u: Tensor, k: Tensor, *condition: Tensor) -> Tensor:
+        base = weaker(u, k, *condition)
+        return base + guidance * (network(u, k, *condition) - base)
 
     return answer
 

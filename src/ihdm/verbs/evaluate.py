@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, arg
 
@@ -12,6 +12,7 @@ from ihdm.verbs.words import (
     AS_THE_MODEL_HAS_IT,
     AS_USUAL,
     Computing,
+    Guidance,
     HowToSample,
     ModelName,
     Source,
@@ -35,7 +36,7 @@ def evaluate(
     allow_few: bool = False,
     resize: bool = False,
     label: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None,
-    guidance: float = 1.0,
+    guidance: Guidance = None,
     json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
     figures: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
     sampling: Annotated[HowToSample, OmitArgPrefixes] = AS_THE_MODEL_HAS_IT,
@@ -58,7 +59,7 @@ def evaluate(
         allow_few: allow FID from fewer than 2,048 images, though it is then far too high; likewise modes
         resize: convert the images to the model's size and channels, as data.size and data.channels do in training
         label: compare samples of this label with images of this label; default: all labels, as often as in training
-        guidance: strength of the label: 1 as in training; higher: clearer, less varied; 0: the label is not used
+        guidance: 1 none; higher: clearer, less varied: towards the label (0: not used) or away from a weaker network
         json: file for all numbers
         figures: folder for pictures of neighbours, distances and spectra
     """
@@ -78,7 +79,7 @@ def evaluate(
     keep_freed_memory()
     place = choose_device(computing.device)
     loaded = Model.from_pretrained(model).sampled(**sampling.changes())
-    loaded.check_guidance(guidance)
+    guidance = loaded.guidance(guidance)
     loaded.told(torch.arange(1), seed, label)  # refuses what it does not know
     domain = loaded.config.domain
     metrics = metrics or usual_metrics(domain)
@@ -105,12 +106,12 @@ def evaluate(
         )
         if found is None:
             return
-    words, told = (
-        loaded.process.sampling_words(),
-        {"label": label, "guidance": guidance} if loaded.config.labels else {},
-    )
-    asked = f", {f'label {label}' if label else 'labels as in training'}, guidance {guidance:g}" if told else ""
-    print(f"{model}, {words}{asked}: {found.table()}")
+    words = loaded.process.sampling_words()
+    told: dict[str, Any] = {"label": label} if loaded.config.labels else {}
+    told |= {"guidance": guidance} if loaded.config.labels or loaded.guide is not None else {}
+    asked = [f"label {label}" if label else "labels as in training"] if "label" in told else []
+    asked += [f"guidance {guidance:g}"] if "guidance" in told else []
+    print(f"{', '.join([model, words, *asked])}: {found.table()}")
     for caution in found.cautions:
         print(caution, file=sys.stderr)
     if json:

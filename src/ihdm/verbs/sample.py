@@ -13,6 +13,7 @@ from ihdm.verbs.words import (
     AS_THE_MODEL_HAS_IT,
     AS_USUAL,
     Computing,
+    Guidance,
     HowToSample,
     ModelName,
     check_count,
@@ -41,7 +42,7 @@ def sample(
     same_start: bool = False,
     same_noise: bool = False,
     label: Annotated[tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="")] = (),
-    guidance: float = 1.0,
+    guidance: Guidance = None,
     sampling: Annotated[HowToSample, OmitArgPrefixes] = AS_THE_MODEL_HAS_IT,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
@@ -57,7 +58,7 @@ def sample(
         same_start: start all from one blurred image: same colours, different shapes
         same_noise: use the same noise for all: same shapes, different colours (small grey images barely differ)
         label: what to generate, if the model has labels (see ihdm info); several take turns; default: as in training
-        guidance: strength of the label: 1 as in training; higher: clearer, less varied; 0: the label is not used
+        guidance: 1 none; higher: clearer, less varied: towards the label (0: not used) or away from a weaker network
     """
     check_count(n)
     if same_start and same_noise:
@@ -74,7 +75,7 @@ def sample(
     keep_freed_memory()
     place = choose_device(computing.device)
     loaded = Model.from_pretrained(model).sampled(**sampling.changes())
-    loaded.check_guidance(guidance)
+    loaded.guidance(guidance)  # refuses what cannot be
     loaded.told(torch.arange(len(label)), seed, label or None)  # refuses what it does not know
     options: dict[str, Any] = {"same_start": same_start, "same_noise": same_noise, "guidance": guidance}
     with workers.together() as team:

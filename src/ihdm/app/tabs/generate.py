@@ -28,7 +28,7 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
     how, usual = sampling_row(studio.process, studio.process), min(studio.steps, MOST - 1)
     with gr.Row(elem_classes="sides"):
         with gr.Column(scale=1, min_width=280):
-            wanted = _wanted(studio.labels) if studio.labels else []
+            wanted = (_label(studio.labels) if studio.labels else {}) | (_guidance(studio) if studio.guided else {})
             number = gr.Slider(1, MOST_IMAGES, studio.usual, step=1, label="How many pictures")
             first = seed()
             make = gr.Button("Make pictures", variant="primary")
@@ -45,7 +45,7 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
 
     def work(folder: Path, n: Any, seed: Any, *given: Any) -> Iterator[tuple[Any, ...]]:
         asked, given = given[: len(wanted)], given[len(wanted) :]
-        growth = studio.grow(n, seed, *asked, **chosen(studio.process, dict(zip(how, given))))
+        growth = studio.grow(n, seed, **dict(zip(wanted, asked)), **chosen(studio.process, dict(zip(how, given))))
         made = Film(growth.levels)
         yield from watched(growth, made, draw, 5)
         moving = folder / f"ihdm-{seed:.0f}-growing.gif"
@@ -60,20 +60,22 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
             return gr.skip(), gr.skip()
         return draw(made.states[made.levels[int(position)]]), _words(studio, made, int(position))
 
-    fields, results = [number, first, *wanted, *how.values()], [page, place, words, png, gif, film]
+    fields, results = [number, first, *wanted.values(), *how.values()], [page, place, words, png, gif, film]
     bench.begin(work, fields, results)
     bench.connect(make, work, fields, results, rolls=(dice, [first]))
     place.input(scrub, [film, place], [page, words], trigger_mode="always_last", **QUIET)
 
 
-def _wanted(labels: Sequence[str]) -> list[Any]:
-    """Fields for what the pictures are to be: buttons, or a list if there are many; and how much that counts."""
+def _label(labels: Sequence[str]) -> dict[str, Any]:
+    """A field for what the pictures are to be: buttons, or a list if there are many."""
     kind = gr.Radio if len(labels) <= MOST_BUTTONS else gr.Dropdown
-    about = "1: as the model learned it. More: clearer, and more alike. 0: it is not told."
-    return [
-        kind([("any", ""), *((label, label) for label in labels)], value="", label="What they show"),
-        gr.Slider(0, MOST_GUIDANCE, 1, step=0.1, label="Guidance", info=about),
-    ]
+    return {"label": kind([("any", ""), *((label, label) for label in labels)], value="", label="What they show")}
+
+
+def _guidance(studio: Studio) -> dict[str, Any]:
+    usual, less = studio.model.guidance(), "it is not told" if studio.model.guide is None else "a weaker network's"
+    about = f"1: as the model learned it. More: clearer, and more alike. 0: {less}. Usual: {usual:g}."
+    return {"guidance": gr.Slider(0, MOST_GUIDANCE, usual, step=0.1, label="Guidance", info=about)}
 
 
 def draw(images: Tensor) -> Image.Image:
