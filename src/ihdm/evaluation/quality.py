@@ -142,7 +142,8 @@ def check_images(metrics: Sequence[str], n: int, images: ImageSet, split: str, a
         )
     if "neighbours" in metrics and not len(images.held_out):
         raise UsageError(
-            f"the distance to training {nouns} is compared with that of held-out {nouns}, and there are none"
+            f"the distance to training {nouns} is compared with that of held-out {nouns}, and there are none; leave it "
+            f"out (--metrics {' '.join(name for name in usual_metrics(domain) if name != 'neighbours')})"
         )
 
 
