@@ -286,6 +286,43 @@ def test_images_with_holes_in_a_tar_are_refused_by_name(tmp_path):
         load_images(DataConfig(str(tmp_path / "set.tar"), stream=True), lazy=True)
 
 
+def add_link(archive, name, target, kind=tarfile.LNKTYPE):
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.linkname = kind, target
+    archive.addfile(entry)
+
+
+def test_links_in_a_tar_are_read_like_the_files_that_they_lead_to(tmp_path, capsys):
+    """As tar stores a file's second name; symbolic links are seen from their folder, and may come before the file."""
+    path = tmp_path / "set.tar"
+    with tarfile.open(path, "w") as archive:
+        add_link(archive, "./b/0.png", "../a/1.png", tarfile.SYMTYPE)
+        add_link(archive, "./b/folder", "../a", tarfile.SYMTYPE)
+        for i in (1, 2):
+            for name, content in ((f"./a/{i}.png", png(np.full((5, 4), i))), (f"./a/{i}.cls", b"%d" % i)):
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                archive.addfile(entry, BytesIO(content))
+        add_link(archive, "./b/2.png", "./a/2.png")
+        add_link(archive, "./b/3.png", "2.png", tarfile.SYMTYPE)
+        for name, number in (("0", 1), ("2", 2), ("3", 2)):
+            add_link(archive, f"./b/{name}.cls", f"a/{number}.cls")
+    images = load(path, holdout=0, labels=True)
+    expected = {"a/1": 1, "a/2": 2, "b/0": 1, "b/2": 2, "b/3": 2}
+    assert sorted(images.train[:, 0, 0, 0].tolist()) == sorted(expected.values())
+    assert (images.train_labels + 1 == images.train[:, 0, 0, 0]).all()
+    stream = load_images(DataConfig(str(path), stream=True, holdout=0), lazy=True)
+    assert sorted(stream.train[:][:, 0, 0, 0].tolist()) == sorted(expected.values())
+    with tarfile.open(path, "a") as archive:
+        add_link(archive, "./b/4.png", "/elsewhere.png", tarfile.SYMTYPE)
+        add_link(archive, "./b/5.png", "b/5.png")
+    for config in (DataConfig(str(path), holdout=0), DataConfig(str(path), holdout=0, stream=True)):
+        with pytest.raises(IhdmError, match=r"b/4\.png is not an image .* a link to something that is not a file in"):
+            load_images(config, lazy=True).train[:]
+        assert len(load_images(replace(config, on_error="skip"), lazy=True).train[:]) == 5
+        assert "skipped 2 of 7 images" in capsys.readouterr().err
+
+
 def test_what_lies_beside_the_images_that_are_read_is_named(folder, tmp_path, capsys):
     load(folder)
     assert not capsys.readouterr().err

@@ -36,6 +36,13 @@ def open_picture(source: Path | bytes) -> Image.Image:
     return Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
 
 
+def open_member(content: bytes) -> Image.Image:
+    """An image in a tar archive."""
+    if not content:
+        raise ValueError("it is empty, or a link to something that is not a file in the archive")
+    return open_picture(content)
+
+
 class Pictures(Protocol):
     """Images by number, each a Pillow image or an array (H, W, C) of uint8; or None, in a gap of a set on the hub."""
 
@@ -97,7 +104,7 @@ class TarMembers:
         path, _, place, size = self.members[i]
         with path.open("rb") as file:
             file.seek(place)
-            return open_picture(file.read(size))
+            return open_member(file.read(size))
 
 
 class Stack:
