@@ -25,6 +25,7 @@ from ihdm.evaluation import METRICS, images_for
 from ihdm.evaluation.quality import check_images
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
+from ihdm.pixels import to_bytes
 from ihdm.processes import InverseHeat
 
 QUICK = [
@@ -511,6 +512,18 @@ def test_four_channels_are_written_with_alpha(tiny_config, tmp_path):
     Model.from_images(config, images).save_pretrained(tmp_path / "rgba")
     main(["sample", "rgba", "--n", "2", "--out", "each", "--grid", "grid.png"])
     assert Image.open("each/000000.png").mode == "RGBA" and Image.open("grid.png").mode == "RGB"
+
+
+@pytest.mark.parametrize("channels", [2, 5])
+def test_no_channel_of_a_sample_is_dropped(channels, tiny_config, tmp_path):
+    config = ModelConfig.of(tiny_config, (channels, 8, 8))
+    images = torch.randint(0, 256, (5, channels, 8, 8), dtype=torch.uint8)
+    Model.from_images(config, images).save_pretrained(tmp_path / "many")
+    main(["sample", "many", "--n", "2", "--out", "each", "--grid", "grid.png"])
+    written = np.stack([np.load(f"each/{i:06d}.npy") for i in range(2)])
+    assert np.array_equal(written, to_bytes(Model.from_pretrained("many").sample(2)).numpy())
+    np.save("all.npy", written)
+    assert torch.equal(load_images(DataConfig("all.npy", holdout=0)).train, torch.from_numpy(written))
 
 
 def test_sigma_zero_is_allowed_with_a_warning(capsys):
