@@ -388,6 +388,21 @@ def test_a_folder_with_only_a_test_set_or_with_two_sets_is_refused(tmp_path):
         load(tmp_path / "b")
 
 
+def test_of_few_images_some_are_left_to_learn_from(folder):
+    for count, expected in ((1, (1, 0)), (2, (1, 1)), (3, (1, 2)), (5, (1, 4))):
+        np.save(folder / "some.npy", np.zeros((count, 8, 8), np.uint8))
+        images = load(folder / "some.npy", holdout=0.9)
+        assert (len(images.train), len(images.held_out)) == expected
+
+
+def test_a_name_that_is_in_a_zip_twice_is_one_image(tmp_path):
+    """The last, as when the archive is unpacked: that is how an image in an archive is replaced."""
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        for name, value in (("a.png", 1), ("b.png", 2), ("a.png", 3)):
+            archive.writestr(name, png(np.full((5, 4), value)))
+    assert load(tmp_path / "set.zip", holdout=0).train[:, 0, 0, 0].tolist() == [3, 2]
+
+
 def test_images_of_different_sizes_need_a_target(folder):
     (folder / "class0" / "odd.png").write_bytes(png(colours(1, 9, 9)[0]))
     with pytest.raises(UsageError, match=r"6x5.*odd\.png.*9x9.*data\.size"):

@@ -253,10 +253,10 @@ def _opened(source: str) -> Splits:
 
 
 def split_off(train: Pictures, test: Pictures | None, holdout: float) -> tuple[Pictures, Pictures]:
-    """Those of training and those held out: a test split, or else a share of the others."""
+    """Those of training and those held out: a test split, or else a share of the others, but never all."""
     if test is not None and len(test):
         return train, test
-    count = max(1, round(holdout * len(train))) if holdout > 0 and len(train) > 1 else 0
+    count = min(max(1, round(holdout * len(train))), len(train) - 1) if holdout > 0 else 0
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
     kept, held_out = (part.sort().values.tolist() for part in (order[count:], order[:count]))
     return Subset(train, kept), Subset(train, held_out)

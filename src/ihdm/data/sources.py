@@ -156,7 +156,7 @@ def archives_by_split(folder: Path, files: Sequence[str]) -> dict[str, list[Path
 
 def _zip(path: Path) -> Splits:
     archive = open_zip(path)
-    groups = grouped(sorted(archive.namelist()), path)
+    groups = grouped(sorted(set(archive.namelist())), path)
     return {split: ZipMembers(path, archive, names) for split, names in groups.items()}
 
 
