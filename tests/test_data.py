@@ -395,6 +395,26 @@ def test_of_few_images_some_are_left_to_learn_from(folder):
         assert (len(images.train), len(images.held_out)) == expected
 
 
+@pytest.mark.parametrize("kind", ["folder", "stream"])
+def test_a_set_whose_held_out_images_are_all_broken_can_be_learned_from(tmp_path, kind, capsys):
+    contents = {f"{i:02d}.png": png(np.full((5, 4), i)) for i in range(20)}
+    write_tar(tmp_path / "set.tar", contents)
+    (held_out,) = load(tmp_path / "set.tar", holdout=0.05).held_out[:, 0, 0, 0].tolist()
+    first = 0 if kind == "stream" else held_out  # which a stream holds out
+    source = tmp_path / ("set" if kind == "folder" else "broken.tar")
+    contents[f"{first:02d}.png"] = b"broken"
+    write_tar(tmp_path / "broken.tar", contents)
+    (tmp_path / "set").mkdir()
+    for name, content in contents.items():
+        (tmp_path / "set" / name).write_bytes(content)
+    config = DataConfig(str(source), stream=kind == "stream", holdout=0.05)
+    with pytest.raises(IhdmError, match="is not an image that can be read"):
+        load_images(config, lazy=True)
+    images = load_images(replace(config, on_error="skip"), lazy=True)
+    assert len(images.train) == 19 and tuple(images.held_out.shape) == (0, 1, 5, 4)
+    assert "warning: of those held out, none of 1 images can be read" in capsys.readouterr().err
+
+
 def test_a_name_that_is_in_a_zip_twice_is_one_image(tmp_path):
     """The last, as when the archive is unpacked: that is how an image in an archive is replaced."""
     with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive, pytest.warns(UserWarning, match="Duplicate name"):

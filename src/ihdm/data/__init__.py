@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,6 +21,7 @@ from ihdm.data.images import (
     Decoder,
     Pictures,
     Subset,
+    Unreadable,
     decode,
     decode_readable,
     from_the_first_that_reads,
@@ -117,10 +119,7 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, l
         images, kept = LazyImages(decoder, skip), torch.arange(len(train))
     else:
         images, kept = decode_readable(train, _size(config), config.channels, skip)
-    _, channels, height, width = images.shape
-    held_out_images, held_out_kept = images[:0], torch.arange(0)
-    if len(held_out):
-        held_out_images, held_out_kept = decode_readable(held_out, (height, width), channels, skip)
+    held_out_images, held_out_kept = _held_out(held_out, tuple(images.shape[1:]), skip)
     told: list[Any] = [each[some] for each, some in zip(numbers, (kept, held_out_kept))]
     return ImageSet(set_name(config.source), images, held_out_images, None, labels, *told)
 
@@ -142,8 +141,21 @@ def _load_stream(config: DataConfig, held_out_most: int | None, lazy: bool) -> I
     stream = Stream(train, decoder.fitting, looked_at, config.buffer, skip)
     channels, *size = decoder.shape
     images = decode(decoder.pictures, (size[0], size[1]), channels, skip)
-    held_out_images = decode(FoundPictures(held_out), (size[0], size[1]), channels, skip) if held_out else images[:0]
+    held_out_images, _ = _held_out(FoundPictures(held_out), decoder.shape, skip)
     return ImageSet(set_name(config.source), images, held_out_images, stream)
+
+
+def _held_out(pictures: Pictures, shape: tuple[int, ...], skip: bool) -> tuple[Tensor, Tensor]:
+    """Held-out images in the shape of those of training, and the numbers of those that can be read: maybe none."""
+    channels, height, width = shape
+    try:
+        if len(pictures):
+            return decode_readable(pictures, (height, width), channels, skip)
+    except Unreadable as error:
+        if not skip:
+            raise
+        print(f"warning: of those held out, {error}", file=sys.stderr)
+    return torch.empty(0, *shape, dtype=torch.uint8), torch.arange(0)
 
 
 def _readable(pictures: Pictures, skip: bool, warn: bool = True) -> Pictures:

@@ -274,7 +274,7 @@ def from_the_first_that_reads(pictures: Pictures, warn: bool = True) -> Pictures
             if broken and warn:
                 warn_of(broken, len(pictures))
             return Subset(pictures, range(i, len(pictures))) if i else pictures
-    raise IhdmError(f"none of {len(pictures):,} images can be read; the first: {broken[0]}")
+    raise Unreadable(f"none of {len(pictures):,} images can be read; the first: {broken[0]}")
 
 
 def warn_of(broken: dict[int, str], total: int, noun: str = "image") -> None:
