@@ -415,6 +415,17 @@ def test_a_set_whose_held_out_images_are_all_broken_can_be_learned_from(tmp_path
     assert "warning: of those held out, none of 1 images can be read" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("suffix", ["gif", "tiff", "png", "webp"])
+def test_of_animations_the_first_frame_is_read_and_that_is_said(tmp_path, suffix, capsys):
+    frames = [Image.new("L", (5, 4), 60 * i) for i in range(1, 4)]
+    frames[0].save(tmp_path / f"one.{suffix}", lossless=True)
+    load(tmp_path / f"one.{suffix}", holdout=0)
+    assert not capsys.readouterr().err
+    frames[0].save(tmp_path / f"many.{suffix}", save_all=True, append_images=frames[1:], lossless=True)
+    assert load(tmp_path / f"many.{suffix}", holdout=0).train.unique().tolist() == [60]
+    assert f"of the 3 frames or pages of {tmp_path}/many.{suffix} the first is read" in capsys.readouterr().err
+
+
 def test_a_name_that_is_in_a_zip_twice_is_one_image(tmp_path):
     """The last, as when the archive is unpacked: that is how an image in an archive is replaced."""
     with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive, pytest.warns(UserWarning, match="Duplicate name"):

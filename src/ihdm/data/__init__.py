@@ -26,6 +26,7 @@ from ihdm.data.images import (
     decode_readable,
     from_the_first_that_reads,
     picture_shape,
+    warn_of_frames,
 )
 from ihdm.data.labels import numbered
 from ihdm.data.lazy import Images, LazyImages
@@ -106,6 +107,7 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, l
     splits = _opened(config.source)
     train, held_out = split_off(splits["train"], splits.get("test"), config.holdout)
     skip = config.on_error == "skip"
+    warn_of_frames(_readable(train, skip, warn=False))
     held_out = Subset(held_out, evenly_spaced(len(held_out), held_out_most or len(held_out)).tolist())
     labels, *numbers = numbered(config.source, train, held_out) if config.labels else (Labels(),)
     images: Tensor | LazyImages
@@ -138,6 +140,7 @@ def _load_stream(config: DataConfig, held_out_most: int | None, lazy: bool) -> I
     if not learnt:
         raise IhdmError(f"{config.source} has no training images in the {len(looked_at.shards)} shards looked into")
     decoder = Decoder(_readable(FoundPictures(learnt), skip), _size(config), config.channels)
+    warn_of_frames(decoder.pictures)
     stream = Stream(train, decoder.fitting, looked_at, config.buffer, skip)
     channels, *size = decoder.shape
     images = decode(decoder.pictures, (size[0], size[1]), channels, skip)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import zipfile
@@ -275,6 +276,15 @@ def from_the_first_that_reads(pictures: Pictures, warn: bool = True) -> Pictures
                 warn_of(broken, len(pictures))
             return Subset(pictures, range(i, len(pictures))) if i else pictures
     raise Unreadable(f"none of {len(pictures):,} images can be read; the first: {broken[0]}")
+
+
+def warn_of_frames(pictures: Pictures) -> None:
+    """Of animations, and of files of many pages, the first is read: say so if the first picture is one."""
+    picture, frames = _read(pictures, 0), 1
+    with contextlib.suppress(Exception):  # damage beyond the first makes Pillow raise many kinds
+        frames = int(getattr(picture, "n_frames", 1))
+    if frames > 1:
+        print(f"warning: of the {frames:,} frames or pages of {pictures.name(0)} the first is read", file=sys.stderr)
 
 
 def warn_of(broken: dict[int, str], total: int, noun: str = "image") -> None:
