@@ -426,6 +426,17 @@ def test_of_animations_the_first_frame_is_read_and_that_is_said(tmp_path, suffix
     assert f"of the 3 frames or pages of {tmp_path}/many.{suffix} the first is read" in capsys.readouterr().err
 
 
+def test_folders_in_a_zip_may_be_written_as_on_windows(tmp_path):
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+        for i, name in enumerate(("train\\cat\\a.png", "train\\dog\\a.png", "test\\cat\\a.png")):
+            entry = zipfile.ZipInfo(name)
+            entry.create_system = 0
+            archive.writestr(entry, png(np.full((5, 4), i)))
+    images = load(tmp_path / "set.zip", labels=True)
+    assert images.labels.names == ("cat", "dog") and images.held_out_labels.tolist() == [0]
+    assert images.train[:, 0, 0, 0].tolist() == [0, 1] and images.held_out[:, 0, 0, 0].tolist() == [2]
+
+
 def test_a_name_that_is_in_a_zip_twice_is_one_image(tmp_path):
     """The last, as when the archive is unpacked: that is how an image in an archive is replaced."""
     with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive, pytest.warns(UserWarning, match="Duplicate name"):

@@ -42,6 +42,7 @@ SPLIT_WORDS = {
     "validation": "test",
 }
 MADE_HERE = ("digits", "orbitals")  # sets that come with ihdm
+FOR_WINDOWS = 0  # in zip archives
 MOST_LINKS = 40  # that are followed from one to the next, as by Linux
 Place = tuple[int, int]  # of a file in an archive: where it begins, and its size
 LABEL_WORDS = {"y", "label", "labels", "target", "targets"}  # in the names of arrays that hold labels
@@ -161,8 +162,14 @@ def _zip(path: Path) -> Splits:
 
 
 def open_zip(path: Path) -> zipfile.ZipFile:
+    """An archive; some programs for Windows wrote folders with backslashes, which become slashes here."""
     try:
-        return zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(path)
+        for entry in archive.infolist():
+            if entry.create_system == FOR_WINDOWS and "\\" in entry.filename:
+                entry.filename = entry.filename.replace("\\", "/")
+                archive.NameToInfo[entry.filename] = entry
+        return archive
     except Exception as error:  # damaged archives make zipfile raise many kinds
         raise IhdmError(f"{path} cannot be read as a zip archive ({error})") from error
 
