@@ -160,6 +160,20 @@ def test_each_model_has_a_page_with_its_own_tabs(studio, tiny_config):
     assert names == ["tiny"] * 3
 
 
+def test_models_may_be_called_like_gradios_own_addresses(tiny_config):
+    pytest.importorskip("gradio", reason="the page needs gradio: pip install 'ihdm[app]'")
+    from ihdm.app.page import build
+
+    names = ["tiny", "Config", "config-model", "config", "static"]
+    page = build(dict.fromkeys(names, made(tiny_config)))
+    assert [(path, name) for path, name, _ in page.pages][1:] == [
+        ("config-model", "Config"),
+        ("_config-model", "config-model"),
+        ("__config-model", "config"),
+        ("static-model", "static"),
+    ]
+
+
 @pytest.mark.parametrize("count", [2, 30])
 def test_a_model_that_knows_labels_lets_one_choose(tiny_config, count, tmp_path):
     """By buttons, or from a list if they are many; pictures are as `sample` has them."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import laws
 import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
 
 from ihdm.heat import GridLaplacian
+from ihdm.prior import Prior
 from ihdm.processes import DDPM
 from ihdm.processes.blurring import Blurring, BlurringSettings
 from ihdm.processes.ddpm import DiffusionSettings
 from ihdm.processes.growing import GrowingHeat, GrowingSettings
 from ihdm.processes.noise_predicting import FLOOR
+from ihdm.processes.soft import Soft
 
 K = 20
 
@@ -63,6 +67,23 @@ def test_noise_that_does_not_grow_is_the_papers():
     process = GrowingHeat(settings, GrowingHeat.Sampling(), case.prior)
     u_0, eps, k = laws.draws(4), laws.white(4, 1), torch.tensor([1, 5, 10, 20])
     torch.testing.assert_close(process.noised(u_0, k, eps), paper.noised(u_0, k, eps), atol=2 * FLOOR, rtol=0)
+
+
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize(("kind", "width"), [(GrowingHeat, 1.0), (GrowingHeat, 30.0), (Soft, 30.0)])
+def test_the_prior_term_is_of_images_blurred_down_to_the_floor(kind, width, count):
+    """q(u_K | u_0) keeps FLOOR of each coefficient, also of those that the prior has dropped as blurred away."""
+    settings = kind.Settings(K, 0.02, 0.2, 0.1, width)
+    t = settings.schedule(laws.LAPLACIAN).t
+    prior = Prior.from_images(laws.LAPLACIAN, float(t[-1]), [laws.draws(count, 9)])
+    assert bool(prior.kept.all()) is (width == 1)
+    process, u_0, last = kind(settings, kind.Sampling(), prior), laws.draws(3), torch.full((3,), K)
+    q = [Normal(mean, process.sigma_K) for mean in process.noised(u_0, last, torch.zeros_like(u_0))]
+    prior.coefficients = prior.coefficients.double()
+    p = [Normal(mean, process.sigma_K) for mean in prior.means(torch.arange(count))]
+    apart = torch.stack([torch.stack([kl_divergence(one, other).sum() for other in p]) for one in q])
+    expected = math.log(count) - torch.logsumexp(-apart, 1)  # App. A.3
+    torch.testing.assert_close(process.bounding().prior_terms(u_0)[:, 0], expected, atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize("growth", [0.0, 1.0])

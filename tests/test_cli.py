@@ -18,9 +18,14 @@ import torch
 from PIL import Image, ImageFilter
 
 from ihdm.cli import VERBS, main
-from ihdm.config import presets, setting_rows, shipped, shipped_words
+from ihdm.config import DataConfig, presets, setting_rows, shipped, shipped_words
+from ihdm.data import load_images
+from ihdm.errors import UsageError
+from ihdm.evaluation import METRICS, images_for
+from ihdm.evaluation.quality import check_images
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
+from ihdm.pixels import to_bytes
 from ihdm.processes import InverseHeat
 
 QUICK = [
@@ -475,6 +480,27 @@ def test_settings_may_share_a_flag_and_a_moved_data_folder_may_go_on(tmp_path, c
     assert "3 steps on moved" in capsys.readouterr().out
 
 
+def test_a_run_is_measured_on_the_images_that_it_held_out(tmp_path, capsys):
+    main(["train", "digits", "--run", "run", *QUICK, "--set", "data.holdout=0.3", "data.on_error=skip"])
+    model, learned = Model.from_pretrained("run"), load_images(DataConfig("digits", holdout=0.3), held_out_most=None)
+    for name in ("run", "run/model", str(tmp_path / "run")):
+        images = images_for(model, "digits", name=name)
+        assert torch.equal(images.train, learned.train) and torch.equal(images.held_out, learned.held_out)
+    Path("run/model").rename("elsewhere")
+    assert len(images_for(model, "digits", name="elsewhere").held_out) == 90  # which says nothing of its training
+    np.save("own.npy", np.zeros((40, 8, 8), np.uint8))
+    assert len(images_for(model, "own.npy", name="run").held_out) == 2  # and these are others
+
+
+def test_a_run_that_held_nothing_out_has_nothing_to_be_measured_on(capsys):
+    main(["train", "digits", "--run", "run", *QUICK, "--set", "data.holdout=0"])
+    refused(["likelihood", "run", "--data", "digits"], 2, "none were held out in training; --split train", capsys)
+    images = images_for(Model.from_pretrained("run"), "digits", name="run")
+    with pytest.raises(UsageError, match="leave it out \\(--metrics fid kid spectrum\\)"):
+        check_images(METRICS, 5000, images, "train", allow_few=True)
+    main(["likelihood", "run", "--data", "digits", "--split", "train", "--n", "2", "--levels", "2"])
+
+
 def test_a_blur_too_narrow_for_the_images_is_pointed_out(capsys):
     main(["train", "digits", *QUICK, "--set", "process.sigma_B_max=2"])
     assert "not blank yet" in capsys.readouterr().out
@@ -486,6 +512,18 @@ def test_four_channels_are_written_with_alpha(tiny_config, tmp_path):
     Model.from_images(config, images).save_pretrained(tmp_path / "rgba")
     main(["sample", "rgba", "--n", "2", "--out", "each", "--grid", "grid.png"])
     assert Image.open("each/000000.png").mode == "RGBA" and Image.open("grid.png").mode == "RGB"
+
+
+@pytest.mark.parametrize("channels", [2, 5])
+def test_no_channel_of_a_sample_is_dropped(channels, tiny_config, tmp_path):
+    config = ModelConfig.of(tiny_config, (channels, 8, 8))
+    images = torch.randint(0, 256, (5, channels, 8, 8), dtype=torch.uint8)
+    Model.from_images(config, images).save_pretrained(tmp_path / "many")
+    main(["sample", "many", "--n", "2", "--out", "each", "--grid", "grid.png"])
+    written = np.stack([np.load(f"each/{i:06d}.npy") for i in range(2)])
+    assert np.array_equal(written, to_bytes(Model.from_pretrained("many").sample(2)).numpy())
+    np.save("all.npy", written)
+    assert torch.equal(load_images(DataConfig("all.npy", holdout=0)).train, torch.from_numpy(written))
 
 
 def test_sigma_zero_is_allowed_with_a_warning(capsys):

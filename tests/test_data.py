@@ -286,6 +286,43 @@ def test_images_with_holes_in_a_tar_are_refused_by_name(tmp_path):
         load_images(DataConfig(str(tmp_path / "set.tar"), stream=True), lazy=True)
 
 
+def add_link(archive, name, target, kind=tarfile.LNKTYPE):
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.linkname = kind, target
+    archive.addfile(entry)
+
+
+def test_links_in_a_tar_are_read_like_the_files_that_they_lead_to(tmp_path, capsys):
+    """As tar stores a file's second name; symbolic links are seen from their folder, and may come before the file."""
+    path = tmp_path / "set.tar"
+    with tarfile.open(path, "w") as archive:
+        add_link(archive, "./b/0.png", "../a/1.png", tarfile.SYMTYPE)
+        add_link(archive, "./b/folder", "../a", tarfile.SYMTYPE)
+        for i in (1, 2):
+            for name, content in ((f"./a/{i}.png", png(np.full((5, 4), i))), (f"./a/{i}.cls", b"%d" % i)):
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                archive.addfile(entry, BytesIO(content))
+        add_link(archive, "./b/2.png", "./a/2.png")
+        add_link(archive, "./b/3.png", "2.png", tarfile.SYMTYPE)
+        for name, number in (("0", 1), ("2", 2), ("3", 2)):
+            add_link(archive, f"./b/{name}.cls", f"a/{number}.cls")
+    images = load(path, holdout=0, labels=True)
+    expected = {"a/1": 1, "a/2": 2, "b/0": 1, "b/2": 2, "b/3": 2}
+    assert sorted(images.train[:, 0, 0, 0].tolist()) == sorted(expected.values())
+    assert (images.train_labels + 1 == images.train[:, 0, 0, 0]).all()
+    stream = load_images(DataConfig(str(path), stream=True, holdout=0), lazy=True)
+    assert sorted(stream.train[:][:, 0, 0, 0].tolist()) == sorted(expected.values())
+    with tarfile.open(path, "a") as archive:
+        add_link(archive, "./b/4.png", "/elsewhere.png", tarfile.SYMTYPE)
+        add_link(archive, "./b/5.png", "b/5.png")
+    for config in (DataConfig(str(path), holdout=0), DataConfig(str(path), holdout=0, stream=True)):
+        with pytest.raises(IhdmError, match=r"b/4\.png is not an image .* a link to something that is not a file in"):
+            load_images(config, lazy=True).train[:]
+        assert len(load_images(replace(config, on_error="skip"), lazy=True).train[:]) == 5
+        assert "skipped 2 of 7 images" in capsys.readouterr().err
+
+
 def test_what_lies_beside_the_images_that_are_read_is_named(folder, tmp_path, capsys):
     load(folder)
     assert not capsys.readouterr().err
@@ -349,6 +386,63 @@ def test_a_folder_with_only_a_test_set_or_with_two_sets_is_refused(tmp_path):
         (tmp_path / "b" / name / "train-images-idx3-ubyte").write_bytes(idx(colours(2)[..., 0]))
     with pytest.raises(IhdmError, match="several sets"):
         load(tmp_path / "b")
+
+
+def test_of_few_images_some_are_left_to_learn_from(folder):
+    for count, expected in ((1, (1, 0)), (2, (1, 1)), (3, (1, 2)), (5, (1, 4))):
+        np.save(folder / "some.npy", np.zeros((count, 8, 8), np.uint8))
+        images = load(folder / "some.npy", holdout=0.9)
+        assert (len(images.train), len(images.held_out)) == expected
+
+
+@pytest.mark.parametrize("kind", ["folder", "stream"])
+def test_a_set_whose_held_out_images_are_all_broken_can_be_learned_from(tmp_path, kind, capsys):
+    contents = {f"{i:02d}.png": png(np.full((5, 4), i)) for i in range(20)}
+    write_tar(tmp_path / "set.tar", contents)
+    (held_out,) = load(tmp_path / "set.tar", holdout=0.05).held_out[:, 0, 0, 0].tolist()
+    first = 0 if kind == "stream" else held_out  # which a stream holds out
+    source = tmp_path / ("set" if kind == "folder" else "broken.tar")
+    contents[f"{first:02d}.png"] = b"broken"
+    write_tar(tmp_path / "broken.tar", contents)
+    (tmp_path / "set").mkdir()
+    for name, content in contents.items():
+        (tmp_path / "set" / name).write_bytes(content)
+    config = DataConfig(str(source), stream=kind == "stream", holdout=0.05)
+    with pytest.raises(IhdmError, match="is not an image that can be read"):
+        load_images(config, lazy=True)
+    images = load_images(replace(config, on_error="skip"), lazy=True)
+    assert len(images.train) == 19 and tuple(images.held_out.shape) == (0, 1, 5, 4)
+    assert "warning: of those held out, none of 1 images can be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["gif", "tiff", "png", "webp"])
+def test_of_animations_the_first_frame_is_read_and_that_is_said(tmp_path, suffix, capsys):
+    frames = [Image.new("L", (5, 4), 60 * i) for i in range(1, 4)]
+    frames[0].save(tmp_path / f"one.{suffix}", lossless=True)
+    load(tmp_path / f"one.{suffix}", holdout=0)
+    assert not capsys.readouterr().err
+    frames[0].save(tmp_path / f"many.{suffix}", save_all=True, append_images=frames[1:], lossless=True)
+    assert load(tmp_path / f"many.{suffix}", holdout=0).train.unique().tolist() == [60]
+    assert f"of the 3 frames or pages of {tmp_path}/many.{suffix} the first is read" in capsys.readouterr().err
+
+
+def test_folders_in_a_zip_may_be_written_as_on_windows(tmp_path):
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
+        for i, name in enumerate(("train\\cat\\a.png", "train\\dog\\a.png", "test\\cat\\a.png")):
+            entry = zipfile.ZipInfo(name)
+            entry.create_system = 0
+            archive.writestr(entry, png(np.full((5, 4), i)))
+    images = load(tmp_path / "set.zip", labels=True)
+    assert images.labels.names == ("cat", "dog") and images.held_out_labels.tolist() == [0]
+    assert images.train[:, 0, 0, 0].tolist() == [0, 1] and images.held_out[:, 0, 0, 0].tolist() == [2]
+
+
+def test_a_name_that_is_in_a_zip_twice_is_one_image(tmp_path):
+    """The last, as when the archive is unpacked: that is how an image in an archive is replaced."""
+    with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        for name, value in (("a.png", 1), ("b.png", 2), ("a.png", 3)):
+            archive.writestr(name, png(np.full((5, 4), value)))
+    assert load(tmp_path / "set.zip", holdout=0).train[:, 0, 0, 0].tolist() == [3, 2]
 
 
 def test_images_of_different_sizes_need_a_target(folder):

@@ -355,6 +355,10 @@ def test_only_what_is_asked_for_is_measured(model, tiny_images):
             {"metrics": ["kid"], "images": ImageSet("four", torch.zeros(9, 4, 8, 8), torch.zeros(9, 4, 8, 8))},
             "not of 4",
         ),
+        (
+            {"metrics": ["spectrum"], "images": ImageSet("dots", torch.zeros(9, 1, 1, 1), torch.zeros(9, 1, 1, 1))},
+            "images of a single value have no spectrum",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused(tiny_images, options, message):

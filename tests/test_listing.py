@@ -130,6 +130,17 @@ def test_file_systems_that_may_not_tell_of_changes_are_listed_each_time(tree, tm
     assert files_below(tree) == expected(tree) and not indices(tree)
 
 
+def test_links_that_are_left_out_are_named(tree, capsys):
+    (tree / "link.png").symlink_to(tree / "a.png")
+    files_below(tree)
+    assert not capsys.readouterr().err
+    (tree / "a" / "behind").symlink_to(tree / "B")
+    (tree / "dangling.png").symlink_to(tree / "nowhere.png")
+    (tree / ".hidden" / "dangling.png").symlink_to(tree / "nowhere.png")
+    files_below(tree)
+    assert "lead to folders, or to nothing: a/behind, dangling.png (2 in all)" in capsys.readouterr().err
+
+
 def test_pipes_are_no_files(tree):
     os.mkfifo(tree / "pipe.png")  # to open it would wait for ever
     assert "pipe.png" not in files_below(tree)

@@ -84,13 +84,15 @@ def gaussian_nll(squared: Tensor, dimensions: int, delta: float) -> Tensor:
     return squared / (2 * delta**2) + dimensions * math.log(delta * math.sqrt(2 * math.pi))
 
 
-def prior_term(prior: Prior, u_0: Tensor, sigma: float, deltas: Sequence[float]) -> Tensor:
+def prior_term(prior: Prior, u_0: Tensor, sigma: float, deltas: Sequence[float], alpha: Tensor | None = None) -> Tensor:
     """An upper bound of L_K = D_KL[q(u_K | u_0) || p(u_K)], (deltas, images), float64 (App. A.3).
 
     With the best phi it is log N_T - log sum_i exp(-D_KL[q(u_K | u_0) || N(u_K^i, delta^2 I)]). Distances between
-    images are those between their kept coefficients; few are held at a time.
+    images are those between their kept coefficients; few are held at a time. alpha: what q leaves of each coefficient,
+    (*grid), if it leaves more than the blur of the prior: then those that the prior has not kept count too.
     """
-    places = prior.place(u_0).flatten(1)
+    few = u_0.split(max(1, BLOCK // math.prod(u_0.shape[1:])))
+    places, beyond = (torch.cat(parts) for parts in zip(*(_places(prior, some, alpha) for some in few)))
     bank = prior.coefficients.flatten(1).to(places)
     centre = bank.mean(0)  # of no effect on distances but on their rounding
     places, bank = places - centre, bank - centre
@@ -99,8 +101,17 @@ def prior_term(prior: Prior, u_0: Tensor, sigma: float, deltas: Sequence[float])
         squared = places.square().sum(1)[:, None] + block.square().sum(1) - 2 * places @ block.T
         for row, delta in zip(nearness, deltas):
             row.copy_(torch.logaddexp(row, torch.logsumexp(squared / (-2 * delta**2), 1)))
+    nearness -= torch.stack([beyond / (2 * delta**2) for delta in deltas])
     common = [float(gaussian_kl(torch.zeros(()), math.prod(u_0.shape[1:]), sigma, delta)) for delta in deltas]
     return nearness.new_tensor(common)[:, None] + math.log(len(prior)) - nearness
+
+
+def _places(prior: Prior, u_0: Tensor, alpha: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Where images are at level K: the coefficients that the prior keeps, and the sum of the squares of the others."""
+    if alpha is None:
+        return prior.place(u_0).flatten(1), torch.zeros(len(u_0), dtype=torch.float64, device=u_0.device)
+    u_hat, kept = prior.laplacian.to_spectrum(u_0.double()) * alpha.to(u_0.device), prior.kept.to(u_0.device)
+    return u_hat[..., kept].flatten(1), u_hat[..., ~kept].square().flatten(1).sum(1)
 
 
 def discrete_nll(u_0: Tensor, mean: Tensor, spread: Tensor | float) -> Tensor:

@@ -19,7 +19,7 @@ except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 from ihdm.config import Config, config_from_toml, differences, read_text
-from ihdm.disk import real, replaced_text
+from ihdm.disk import expanded, real, replaced_text
 from ihdm.errors import IhdmError, UsageError
 from ihdm.trackers import Tracker
 
@@ -63,6 +63,14 @@ def check_run(run: Path, config: Config, option: str = "--run") -> None:
             f"{run} was started with other settings ({'; '.join(lines)}); "
             f"use the old settings to go on, or another folder with {option} to start anew"
         )
+
+
+def settings_of(model: str | Path) -> Config | None:
+    """The settings that a model was trained with, if it is given as a run folder, or as the model in one."""
+    folder = expanded(model).absolute()
+    paths = [run / "config.toml" for run in (folder, folder.parent) if run == folder or folder.name == "model"]
+    path = next((path for path in paths if path.is_file()), None)
+    return None if path is None else config_from_toml(read_text(path), str(path))
 
 
 @contextlib.contextmanager

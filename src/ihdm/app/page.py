@@ -41,10 +41,19 @@ def build(studios: Mapping[str, Studio], firsts: Firsts | None = None) -> gr.Blo
         gr.Navbar(main_page_name=name)
         _fill(page, name, studio, told)
     for other, its_studio in others:
-        with page.route(other, re.sub(r"[^a-z0-9]+", "-", other.lower()).strip("-") or "model"):
+        with _route(page, other):
             gr.Navbar(main_page_name=name)
             _fill(page, other, its_studio, told)
     return page.queue(max_size=MOST_WAITING, api_open=False)
+
+
+def _route(page: gr.Blocks, name: str) -> gr.Blocks:
+    """A further page, under an address that resembles its model's name; gradio has some of its own, such as /config."""
+    path = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "model"
+    try:
+        return page.route(name, path)
+    except ValueError:
+        return page.route(name, f"{path}-model")
 
 
 def _fill(page: gr.Blocks, name: str, studio: Studio, firsts: Firsts) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,10 +21,12 @@ from ihdm.data.images import (
     Decoder,
     Pictures,
     Subset,
+    Unreadable,
     decode,
     decode_readable,
     from_the_first_that_reads,
     picture_shape,
+    warn_of_frames,
 )
 from ihdm.data.labels import numbered
 from ihdm.data.lazy import Images, LazyImages
@@ -104,6 +107,7 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, l
     splits = _opened(config.source)
     train, held_out = split_off(splits["train"], splits.get("test"), config.holdout)
     skip = config.on_error == "skip"
+    warn_of_frames(_readable(train, skip, warn=False))
     held_out = Subset(held_out, evenly_spaced(len(held_out), held_out_most or len(held_out)).tolist())
     labels, *numbers = numbered(config.source, train, held_out) if config.labels else (Labels(),)
     images: Tensor | LazyImages
@@ -117,10 +121,7 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, l
         images, kept = LazyImages(decoder, skip), torch.arange(len(train))
     else:
         images, kept = decode_readable(train, _size(config), config.channels, skip)
-    _, channels, height, width = images.shape
-    held_out_images, held_out_kept = images[:0], torch.arange(0)
-    if len(held_out):
-        held_out_images, held_out_kept = decode_readable(held_out, (height, width), channels, skip)
+    held_out_images, held_out_kept = _held_out(held_out, tuple(images.shape[1:]), skip)
     told: list[Any] = [each[some] for each, some in zip(numbers, (kept, held_out_kept))]
     return ImageSet(set_name(config.source), images, held_out_images, None, labels, *told)
 
@@ -139,11 +140,25 @@ def _load_stream(config: DataConfig, held_out_most: int | None, lazy: bool) -> I
     if not learnt:
         raise IhdmError(f"{config.source} has no training images in the {len(looked_at.shards)} shards looked into")
     decoder = Decoder(_readable(FoundPictures(learnt), skip), _size(config), config.channels)
+    warn_of_frames(decoder.pictures)
     stream = Stream(train, decoder.fitting, looked_at, config.buffer, skip)
     channels, *size = decoder.shape
     images = decode(decoder.pictures, (size[0], size[1]), channels, skip)
-    held_out_images = decode(FoundPictures(held_out), (size[0], size[1]), channels, skip) if held_out else images[:0]
+    held_out_images, _ = _held_out(FoundPictures(held_out), decoder.shape, skip)
     return ImageSet(set_name(config.source), images, held_out_images, stream)
+
+
+def _held_out(pictures: Pictures, shape: tuple[int, ...], skip: bool) -> tuple[Tensor, Tensor]:
+    """Held-out images in the shape of those of training, and the numbers of those that can be read: maybe none."""
+    channels, height, width = shape
+    try:
+        if len(pictures):
+            return decode_readable(pictures, (height, width), channels, skip)
+    except Unreadable as error:
+        if not skip:
+            raise
+        print(f"warning: of those held out, {error}", file=sys.stderr)
+    return torch.empty(0, *shape, dtype=torch.uint8), torch.arange(0)
 
 
 def _readable(pictures: Pictures, skip: bool, warn: bool = True) -> Pictures:
@@ -253,10 +268,10 @@ def _opened(source: str) -> Splits:
 
 
 def split_off(train: Pictures, test: Pictures | None, holdout: float) -> tuple[Pictures, Pictures]:
-    """Those of training and those held out: a test split, or else a share of the others."""
+    """Those of training and those held out: a test split, or else a share of the others, but never all."""
     if test is not None and len(test):
         return train, test
-    count = max(1, round(holdout * len(train))) if holdout > 0 and len(train) > 1 else 0
+    count = min(max(1, round(holdout * len(train))), len(train) - 1) if holdout > 0 else 0
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
     kept, held_out = (part.sort().values.tolist() for part in (order[count:], order[:count]))
     return Subset(train, kept), Subset(train, held_out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import zipfile
@@ -34,6 +35,13 @@ GREY_MODES = {"1", "L", "LA", "F"}  # and the integer modes, whose names begin w
 def open_picture(source: Path | bytes) -> Image.Image:
     """A file or its content. Pillow knows more formats than are meant here, and for one of them starts Ghostscript."""
     return Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
+
+
+def open_member(content: bytes) -> Image.Image:
+    """An image in a tar archive."""
+    if not content:
+        raise ValueError("it is empty, or a link to something that is not a file in the archive")
+    return open_picture(content)
 
 
 class Pictures(Protocol):
@@ -97,7 +105,7 @@ class TarMembers:
         path, _, place, size = self.members[i]
         with path.open("rb") as file:
             file.seek(place)
-            return open_picture(file.read(size))
+            return open_member(file.read(size))
 
 
 class Stack:
@@ -267,7 +275,16 @@ def from_the_first_that_reads(pictures: Pictures, warn: bool = True) -> Pictures
             if broken and warn:
                 warn_of(broken, len(pictures))
             return Subset(pictures, range(i, len(pictures))) if i else pictures
-    raise IhdmError(f"none of {len(pictures):,} images can be read; the first: {broken[0]}")
+    raise Unreadable(f"none of {len(pictures):,} images can be read; the first: {broken[0]}")
+
+
+def warn_of_frames(pictures: Pictures) -> None:
+    """Of animations, and of files of many pages, the first is read: say so if the first picture is one."""
+    picture, frames = _read(pictures, 0), 1
+    with contextlib.suppress(Exception):  # damage beyond the first makes Pillow raise many kinds
+        frames = int(getattr(picture, "n_frames", 1))
+    if frames > 1:
+        print(f"warning: of the {frames:,} frames or pages of {pictures.name(0)} the first is read", file=sys.stderr)
 
 
 def warn_of(broken: dict[int, str], total: int, noun: str = "image") -> None:

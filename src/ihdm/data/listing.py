@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ihdm.cache import cache_folder
 
+NAMED_MOST = 5  # links that a warning names
 LARGE = 20_000  # files, from which on a listing is remembered
 SETTLED = 60  # seconds that no folder has changed before: a clock's tick may hide a change that is younger
 MOUNTS = Path("/proc/self/mountinfo")  # Linux's; elsewhere the kind of a file system is not known
@@ -23,12 +24,13 @@ Times = list[int]  # of the last change of a folder's entries and attributes, it
 class Listing:
     """Files, by names relative to the folder with "/" in between, sorted folder by folder; and the folders' times.
 
-    doubtful: something in it may change without a trace in these times.
+    doubtful: something in it may change without a trace in these times. links: those that are left out.
     """
 
     files: list[str] = field(default_factory=list)
     folders: dict[str, Times] = field(default_factory=dict)
     doubtful: bool = False
+    links: list[str] = field(default_factory=list)
 
 
 def files_below(root: Path) -> list[str]:
@@ -39,6 +41,13 @@ def files_below(root: Path) -> list[str]:
         return remembered
     now, listing = time.time(), Listing()
     _list(root, "", listing)
+    if listing.links:
+        some = ", ".join(listing.links[:NAMED_MOST]) + " ..." * (len(listing.links) > NAMED_MOST)
+        print(
+            f"warning: of {root} links are left out that lead to folders, or to nothing: {some} "
+            f"({len(listing.links):,} in all)",
+            file=sys.stderr,
+        )
     if len(listing.files) >= LARGE and _trustworthy(listing, now):
         _remember(index, root, listing)
     return listing.files
@@ -59,6 +68,8 @@ def _list(root: Path, prefix: str, listing: Listing) -> None:
             _list(root, f"{prefix}{name}/", listing)
         elif kind == "file" or (kind == "link" and os.path.isfile(os.path.join(folder, name))):
             listing.files.append(prefix + name)
+        elif kind == "link" and "/." not in f"/{prefix}{name}":  # hidden files are never wanted
+            listing.links.append(prefix + name)
         listing.doubtful |= kind == "link"  # where it leads may change
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from PIL import Image
 
-from ihdm.data.images import Unreadable, load_picture, open_picture, open_row
+from ihdm.data.images import Unreadable, load_picture, open_member, open_row
 from ihdm.data.listing import files_below
 from ihdm.data.sources import (
     archives_by_split,
@@ -96,7 +96,7 @@ class TarShards:
                     continue
                 if number >= start and (number - start) % step == 0:
                     content = archive.extractfile(entry).read()  # type: ignore[union-attr]
-                    yield Found(f"{path}/{entry.name}", shard, number, partial(open_picture, content))
+                    yield Found(f"{path}/{entry.name}", shard, number, partial(open_member, content))
                 number += 1
 
 

@@ -182,7 +182,7 @@ def _splits(path: Path, rate: int | None) -> Mapping[str, Pictures]:
         return {split: SoundFiles(path, names) for split, names in _grouped(files_below(path), path).items()}
     if suffix == ".zip":
         archive = open_zip(path)
-        groups = _grouped(sorted(archive.namelist()), path)
+        groups = _grouped(sorted(set(archive.namelist())), path)
         return {split: SoundMembers(path, archive, names) for split, names in groups.items()}
     if suffix in (".npy", ".npz"):
         if rate is None:

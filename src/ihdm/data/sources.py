@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gzip
 import math
 import os
+import posixpath
 import re
 import sys
 import tarfile
@@ -40,6 +42,9 @@ SPLIT_WORDS = {
     "validation": "test",
 }
 MADE_HERE = ("digits", "orbitals")  # sets that come with ihdm
+FOR_WINDOWS = 0  # in zip archives
+MOST_LINKS = 40  # that are followed from one to the next, as by Linux
+Place = tuple[int, int]  # of a file in an archive: where it begins, and its size
 LABEL_WORDS = {"y", "label", "labels", "target", "targets"}  # in the names of arrays that hold labels
 
 
@@ -152,13 +157,19 @@ def archives_by_split(folder: Path, files: Sequence[str]) -> dict[str, list[Path
 
 def _zip(path: Path) -> Splits:
     archive = open_zip(path)
-    groups = grouped(sorted(archive.namelist()), path)
+    groups = grouped(sorted(set(archive.namelist())), path)
     return {split: ZipMembers(path, archive, names) for split, names in groups.items()}
 
 
 def open_zip(path: Path) -> zipfile.ZipFile:
+    """An archive; some programs for Windows wrote folders with backslashes, which become slashes here."""
     try:
-        return zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(path)
+        for entry in archive.infolist():
+            if entry.create_system == FOR_WINDOWS and "\\" in entry.filename:
+                entry.filename = entry.filename.replace("\\", "/")
+                archive.NameToInfo[entry.filename] = entry
+        return archive
     except Exception as error:  # damaged archives make zipfile raise many kinds
         raise IhdmError(f"{path} cannot be read as a zip archive ({error})") from error
 
@@ -187,11 +198,18 @@ def open_tar(path: Path) -> Iterator[tarfile.TarFile]:
 
 
 def tar_files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The files in an archive, up to the zeros at its end; for Python a damaged header is as good an end as those."""
+    """The files in an archive, up to the zeros at its end; for Python a damaged header is as good an end as those.
+
+    A link to one of them is like that one. An image that is a link to something else is empty, which is no image.
+    """
+    places: dict[str, Place | str] = {}
     for entry in archive:
         if entry.isreg() and entry.issparse() and split_of_image(entry.name):
             raise tarfile.ReadError(f"{entry.name} is stored with holes; make the archive without --sparse")
-        if entry.isreg():
+        if entry.islnk() or entry.issym():
+            places = places or _places(Path(archive.name))  # type: ignore[arg-type]
+            yield from _followed(entry, places)
+        elif entry.isreg():
             yield entry
     file = archive.fileobj
     assert file is not None
@@ -199,6 +217,34 @@ def tar_files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     block = file.read(tarfile.BLOCKSIZE)
     if len(block) < tarfile.BLOCKSIZE or block.strip(b"\0"):
         raise tarfile.ReadError(f"it is cut off or damaged at byte {archive.offset:,}")
+
+
+def _places(path: Path) -> dict[str, Place | str]:
+    """Where each file in an archive lies, and the name that each link leads to."""
+    with tarfile.open(path, "r:") as archive:
+        found = {entry.name: _leads_to(entry) or (entry.offset_data, entry.size) for entry in archive if _holds(entry)}
+    return {posixpath.normpath(name): place for name, place in found.items()}
+
+
+def _holds(entry: tarfile.TarInfo) -> bool:
+    return (entry.isreg() and not entry.issparse()) or entry.islnk() or entry.issym()
+
+
+def _leads_to(entry: tarfile.TarInfo) -> str:
+    """The name of what a link is to: a hard link has it as it is in the archive, others as seen from their folder."""
+    folder = posixpath.dirname(entry.name) if entry.issym() else ""
+    return posixpath.normpath(posixpath.join(folder, entry.linkname)) if entry.linkname else ""
+
+
+def _followed(link: tarfile.TarInfo, places: Mapping[str, Place | str]) -> Iterator[tarfile.TarInfo]:
+    """The file that a link is to, under the link's name."""
+    end: Place | str | None = _leads_to(link)
+    for _ in range(MOST_LINKS):
+        end = places.get(end) if isinstance(end, str) else end
+    if isinstance(end, tuple) or split_of_image(link.name):
+        file = copy.copy(link)
+        file.type, (file.offset_data, file.size) = tarfile.REGTYPE, end if isinstance(end, tuple) else (0, 0)
+        yield file
 
 
 def grouped(

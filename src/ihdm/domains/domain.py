@@ -31,7 +31,6 @@ class Domain(ABC):
 
     kind: ClassVar[str]  # the setting data.kind
     noun: ClassVar[str]  # what one of them is called; several have an s
-    suffix: ClassVar[str]  # of a file that holds one
     unit: ClassVar[str] = "pixel"  # of lengths, such as the width of a blur
     noises: ClassVar[tuple[float, ...]] = NOISES  # one may have besides its blur
     negatives: ClassVar[bool] = False  # whether the negative of one may be taken for one
@@ -53,6 +52,11 @@ class Domain(ABC):
     def longest(self) -> float:
         """The half-wave that has to be blurred away before nothing is left."""
         return self.laplacian.side
+
+    @property
+    @abstractmethod
+    def suffix(self) -> str:
+        """Of the name of a file that holds one."""
 
     @property
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from ihdm import pictures
@@ -18,7 +19,6 @@ class ImageDomain(Domain):
 
     kind = "images"
     noun = "image"
-    suffix = ".png"
     negatives = True
     width_error = 0.0  # the interval that comes with each tells it (docs/studies/restore.md)
 
@@ -27,6 +27,11 @@ class ImageDomain(Domain):
     def __post_init__(self) -> None:
         if len(self.shape) != 3:
             raise ValueError(f"an image has channels, height and width, unlike {self.shape}")
+
+    @property
+    def suffix(self) -> str:
+        """PNG files have grey, colour and alpha, but no other channels."""
+        return ".png" if self.shape[0] in (1, 3, 4) else ".npy"
 
     @property
     def words(self) -> str:
@@ -40,4 +45,7 @@ class ImageDomain(Domain):
         return to_bytes(u)
 
     def write(self, u: Tensor, path: Path) -> None:
-        pictures.plain(u).save(path)
+        if self.suffix == ".png":
+            pictures.plain(u).save(path)
+        else:
+            np.save(path, u.cpu().numpy())

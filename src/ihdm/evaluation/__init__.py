@@ -5,19 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ihdm.config import DataConfig
-from ihdm.data import ImageSet, data_domain, load_images
+from ihdm.data import ImageSet, data_domain, load_images, set_name
+from ihdm.data.sources import absolute
 from ihdm.errors import UsageError
 from ihdm.evaluation.bound import Likelihood, likelihood
 from ihdm.evaluation.quality import METRICS, Quality, evaluate
 from ihdm.model import Model
+from ihdm.run import settings_of
 
 
-def images_for(model: Model, source: str, resize: bool = False, label: str | None = None) -> ImageSet:
+def images_for(
+    model: Model, source: str, resize: bool = False, label: str | None = None, name: str | None = None
+) -> ImageSet:
     """The images of a source, which must have the shape of the model's own, or are brought to it.
 
-    label: of those that are wanted; None: all of them.
+    label: of those that are wanted; None: all of them. name: where the model is from. If that is in a run folder, and
+    the source is what it was trained on, the same images are held out as in training.
     """
     config, domain = DataConfig(source=source, labels=label is not None), model.config.domain
+    run = None if name is None else settings_of(name)
+    if run is not None and set_name(absolute(source)) == model.config.data:
+        config = replace(config, holdout=run.data.holdout, on_error=run.data.on_error)
     if resize or domain.kind != config.kind:
         config = replace(config, **domain.data_settings())
     for split in ("train", "test"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -132,6 +133,8 @@ def check_images(metrics: Sequence[str], n: int, images: ImageSet, split: str, a
         )
     if reference < 2:
         raise UsageError(f"there are too few {nouns} to compare with: {reference} in the {split} split")
+    if "spectrum" in metrics and math.prod(domain.grid) == 1:
+        raise UsageError(f"{nouns} of a single value have no spectrum; choose other metrics (--metrics neighbours)")
     needed = Modes(domain.laplacian, domain.shape[0]).count + 1 if "modes" in metrics else 0
     if few < needed and not allow_few:
         which = f"--n {needed} or more" if reference >= needed else f"a set of {needed} {nouns} or more"
@@ -142,7 +145,8 @@ def check_images(metrics: Sequence[str], n: int, images: ImageSet, split: str, a
         )
     if "neighbours" in metrics and not len(images.held_out):
         raise UsageError(
-            f"the distance to training {nouns} is compared with that of held-out {nouns}, and there are none"
+            f"the distance to training {nouns} is compared with that of held-out {nouns}, and there are none; leave it "
+            f"out (--metrics {' '.join(name for name in usual_metrics(domain) if name != 'neighbours')})"
         )
 
 

@@ -105,8 +105,8 @@ class GrowingHeat(NoisePredicting):
         return torch.lerp(start, end, rows(weight, eps)) + self.sigma_K * eps
 
     def prior_divergence(self, u_0: Tensor) -> Tensor:
-        """D_KL[q(u_K | u_0) || p(u_K)], p being the blurred training images under the same noise."""
-        return prior_term(self.prior, u_0, self.sigma_K, [self.sigma_K])[0]
+        """D_KL[q(u_K | u_0) || p(u_K)], p being the blurred training images, without a floor, under the same noise."""
+        return prior_term(self.prior, u_0, self.sigma_K, [self.sigma_K], self._alpha.value[-1])[0]
 
     @classmethod
     def summary(cls, settings: GrowingSettings, sampling: EtaSteps, domain: Domain) -> str:

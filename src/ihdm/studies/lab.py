@@ -167,7 +167,7 @@ class Lab:
     def images(self) -> ImageSet:
         """Those that were named, brought to the given model's shape, or those of the preset, which must have it."""
         if self.model_name is not None and self.data is not None:
-            return images_for(self._given, self.data, resize=True)
+            return images_for(self._given, self.data, resize=True, name=self.model_name)
         if self.model_name is not None:
             self._check_shape(self._given.config)
         return load_images(self.config.data, held_out_most=None)

@@ -58,7 +58,7 @@ def calibrate(
     place = choose_device(computing.device)
     loaded = Model.from_pretrained(model)
     loaded.judge()  # refuses what cannot be
-    images = evaluation.images_for(loaded, data, resize)
+    images = evaluation.images_for(loaded, data, resize, name=model)
     held_out = images.held_out
     if len(held_out) < LEAST:
         raise UsageError(f"{data} has {len(held_out)} images held out from training; at least {LEAST} are needed")

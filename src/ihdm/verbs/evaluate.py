@@ -85,7 +85,7 @@ def evaluate(
     metrics = metrics or usual_metrics(domain)
     check_kind(metrics, domain)
     file = find_inception(inception) if needs_inception(metrics, domain) else None
-    images = evaluation.images_for(loaded, data, resize, label)
+    images = evaluation.images_for(loaded, data, resize, label, model)
     check_images(metrics, n, images, split, allow_few)
     with workers.together() as team:
         own = team.device(place)

@@ -70,11 +70,14 @@ def likelihood(
     loaded = Model.from_pretrained(model)
     options = {"delta_ratio": delta_ratio} if delta_ratio else {}
     bounded(loaded.process).bounding(**options)  # refuses what has no density
-    images = evaluation.images_for(loaded, data, resize)
+    images = evaluation.images_for(loaded, data, resize, name=model)
     chosen = split_images(images, split)
     chosen = chosen[evenly_spaced(len(chosen), n or len(chosen))]
     if not len(chosen):
-        raise UsageError(f"{data} has no images in its {split} split")
+        raise UsageError(
+            f"{data} has no images in its {split} split, and none were held out in training; --split train takes those "
+            f"that the model has seen"
+        )
     with workers.together() as team:
         found = evaluation.likelihood(
             placed(loaded, team.device(place)),
