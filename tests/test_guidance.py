@@ -212,7 +212,7 @@ def test_the_page_has_a_slider_for_it(guided):
 
     blocks = build({"tiny": Studio(guided)}).blocks.values()
     (slider,) = [block for block in blocks if isinstance(block, gr.Slider) and block.label == "Guidance"]
-    assert slider.value == 2.0 and "a weaker network's" in slider.info
+    assert slider.value == 2.0 and "a weaker network alone" in slider.info
 
 
 def said(words: list[str], capsys) -> str:

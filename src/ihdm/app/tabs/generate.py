@@ -28,8 +28,9 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
     how, usual = sampling_row(studio.process, studio.process), min(studio.steps, MOST - 1)
     with gr.Row(elem_classes="sides"):
         with gr.Column(scale=1, min_width=280):
-            wanted = (_label(studio.labels) if studio.labels else {}) | (_guidance(studio) if studio.guided else {})
+            wanted = _label(studio.labels) if studio.labels else {}
             number = gr.Slider(1, MOST_IMAGES, studio.usual, step=1, label="How many pictures")
+            wanted |= _guidance(studio) if studio.guided else {}
             first = seed()
             make = gr.Button("Make pictures", variant="primary")
             dice = random_seed()
@@ -73,7 +74,7 @@ def _label(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def _guidance(studio: Studio) -> dict[str, Any]:
-    usual, less = studio.model.guidance(), "it is not told" if studio.model.guide is None else "a weaker network's"
+    usual, less = studio.model.guidance(), "it is not told" if studio.model.guide is None else "a weaker network alone"
     about = f"1: as the model learned it. More: clearer, and more alike. 0: {less}. Usual: {usual:g}."
     return {"guidance": gr.Slider(0, MOST_GUIDANCE, usual, step=0.1, label="Guidance", info=about)}
 
