@@ -385,6 +385,24 @@ def test_recorded_training_with_labels_is_training(config, labelled, tmp_path, s
 
 @pytest.mark.parametrize("options", [{}, {"sampler": "exact", "order": 2, "eta": 0.5, "steps": 9}])
 @pytest.mark.parametrize("pyramid", ["none", "5"])
+def test_recorded_sampling_away_from_a_weaker_network_is_the_plain_one(
+    tiny_config, tiny_images, precision, options, pyramid
+):
+    """Two networks in one recording, of which only one may see small grids."""
+    torch.manual_seed(0)
+    model = on_gpu(tiny_config.with_settings(["network.channels=32", f"network.pyramid={pyramid}"]), tiny_images)
+    guided = model.guided_by(on_gpu(tiny_config.with_settings(["network.channels=32"]), tiny_images), 2.0)
+    asked, tolerance = {"seed": 3, **options}, 1e-3 if precision == torch.float32 else 0.05
+    found = guided.sample(9, execution=Execution(precision, batch_size=3), **asked)
+    plain = guided.sample(9, execution=Execution(precision, compiled=False), **asked)
+    torch.testing.assert_close(found, plain, rtol=0, atol=tolerance)
+    assert not found.allclose(model.sample(9, execution=PLAIN, **asked), atol=2e-3)  # it does matter
+    on_cpu = placed(guided, torch.device("cpu")).sample(9, **asked)
+    torch.testing.assert_close(found, on_cpu, rtol=0, atol=2 * tolerance)
+
+
+@pytest.mark.parametrize("options", [{}, {"sampler": "exact", "order": 2, "eta": 0.5, "steps": 9}])
+@pytest.mark.parametrize("pyramid", ["none", "5"])
 def test_recorded_guided_sampling_is_the_plain_one(tiny_config, labelled, precision, options, pyramid):
     """In batches that are told other labels than the one that was recorded; and on the CPU."""
     torch.manual_seed(0)
