@@ -23,6 +23,7 @@ from ihdm.networks.guidance import beyond
 from ihdm.noise import SeededNoise
 from ihdm.registry import PROCESSES
 from ihdm.sampler import last
+from ihdm.trainer import Trainer
 
 SMALLER = ("network.channels=4", "network.multipliers=1,1")
 
@@ -252,6 +253,21 @@ def test_guide_adds_a_network_to_a_folder(model, weaker, tmp_path, capsys, monke
     assert Model.from_pretrained("run").guidance() == 1.25
 
 
+def test_training_that_goes_on_keeps_the_weaker_network(tiny_config, tiny_images, tmp_path, capsys):
+    Trainer(tiny_config, tiny_images, tmp_path).train()
+    weaker = random_model(tiny_config, tiny_images, 1, *SMALLER)
+    Model.from_pretrained(tmp_path).guided_by(weaker, 1.75).save_pretrained(tmp_path / "model")
+    Trainer(tiny_config.with_settings(["trainer.steps=8"]), tiny_images, tmp_path).train()
+    found = Model.from_pretrained(tmp_path)
+    assert (found.config.steps, found.guidance()) == (8, 1.75)
+    expected = weaker.network.state_dict()
+    assert all(tensor.equal(expected[name]) for name, tensor in found.guide.state_dict().items())
+    (tmp_path / "model" / GUIDE).write_bytes(b"nothing")
+    Trainer(tiny_config.with_settings(["trainer.steps=10"]), tiny_images, tmp_path).train()
+    assert "without a weaker network" in capsys.readouterr().err
+    assert Model.from_pretrained(tmp_path).guide is None
+
+
 def test_commands_take_the_models_guidance_unless_told(guided, model, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     guided.save_pretrained("guided")
@@ -271,8 +287,6 @@ def test_commands_take_the_models_guidance_unless_told(guided, model, tmp_path, 
 @pytest.mark.slow
 def test_guidance_brings_digits_nearer(tmp_path):
     """A short training and a shorter one of fewer channels; by the Fréchet distance of modes to the training set."""
-    from ihdm.trainer import Trainer
-
     images = load_images(DataConfig("digits"))
     for name, settings in (("strong", ["trainer.steps=400"]), ("weak", ["trainer.steps=150", "network.channels=8"])):
         config = load_config("digits-blurring", [*settings, "trainer.sample_every=1000"])

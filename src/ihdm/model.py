@@ -34,6 +34,7 @@ from ihdm.model_folder import (
     locate,
     read_calibrated,
     read_config,
+    read_guide,
     read_tensors,
     weights_of,
     with_prefix,
@@ -204,6 +205,14 @@ class Model(nn.Module):
         model = self.sampled()
         model.config, model.guide = replace(self.config, guide=weaker.config.network, guidance=guidance), weaker.network
         model.guidance()
+        return model
+
+    def guided_like(self, folder: Path) -> Model:
+        """The same model, with the weaker network and the guidance of the one in a folder, if that has some."""
+        config = read_config(folder)
+        model = self.sampled()
+        model.config = replace(self.config, guide=config.guide, guidance=config.guidance)
+        model.guide = read_guide(folder, config)
         return model
 
     def runner(self, execution: Execution = USUAL) -> Runner:
@@ -422,9 +431,7 @@ class Model(nn.Module):
         if labels is not None and not _are_labels(labels, config, process):
             raise IhdmError(f"{folder / PRIOR} does not belong to {CONFIG}: its {LABELS} are not those of the prior")
         model = cls(config, process, network, labels)
-        if config.guide is not None:
-            weaker, path = replace(config, network=config.guide), folder / GUIDE
-            model.guide = loaded_network(weaker, path, read_tensors(path))
+        model.guide = read_guide(folder, config)
         model.familiar = read_calibrated(folder / FAMILIAR, Familiar.of)
         model.reader = read_calibrated(folder / READER, partial(WidthReader.of, shape=config.shape))
         return model

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -236,6 +236,14 @@ def loaded_network(config: ModelConfig, path: Path, tensors: dict[str, Tensor]) 
     network = build_network(config)  # not before it is known to be as large as its weights
     network.load_state_dict(with_prefix(tensors, NETWORK))
     return network.eval()
+
+
+def read_guide(folder: Path, config: ModelConfig) -> nn.Module | None:
+    """The weaker network of a model's folder, if it has one."""
+    if config.guide is None:
+        return None
+    path = folder / GUIDE
+    return loaded_network(replace(config, network=config.guide), path, read_tensors(path))
 
 
 def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

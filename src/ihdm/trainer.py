@@ -11,6 +11,7 @@ import errno
 import itertools
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -36,7 +37,7 @@ from ihdm.evaluation import quality
 from ihdm.execution import Execution
 from ihdm.metrics.inception import Inception, find_inception
 from ihdm.model import Model
-from ihdm.model_folder import ModelConfig
+from ihdm.model_folder import GUIDE, ModelConfig
 from ihdm.networks import told
 from ihdm.noise import Purpose, mix_seed
 from ihdm.optimisation import learning_rate
@@ -383,7 +384,14 @@ def by_band(losses: Tensor, levels: Tensor, K: int) -> dict[str, float]:
 
 
 def _write_model(run: Path, model: Model) -> None:
-    with replaced_folder(run / "model") as folder:
+    """In the place of the one that is there, which may have been given a weaker network (ihdm guide): that stays."""
+    before = run / "model"
+    if (before / GUIDE).exists():
+        try:
+            model = model.guided_like(before)
+        except IhdmError as error:
+            print(f"warning: the model is written without a weaker network: {error}", file=sys.stderr)
+    with replaced_folder(before) as folder:
         model.save_pretrained(folder)
 
 
