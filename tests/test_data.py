@@ -305,22 +305,23 @@ def test_links_in_a_tar_are_read_like_the_files_that_they_lead_to(tmp_path, caps
                 archive.addfile(entry, BytesIO(content))
         add_link(archive, "./b/2.png", "./a/2.png")
         add_link(archive, "./b/3.png", "2.png", tarfile.SYMTYPE)
-        for name, number in (("0", 1), ("2", 2), ("3", 2)):
+        add_link(archive, "./b/4.png", "folder/1.png", tarfile.SYMTYPE)
+        for name, number in (("0", 1), ("2", 2), ("3", 2), ("4", 1)):
             add_link(archive, f"./b/{name}.cls", f"a/{number}.cls")
     images = load(path, holdout=0, labels=True)
-    expected = {"a/1": 1, "a/2": 2, "b/0": 1, "b/2": 2, "b/3": 2}
+    expected = {"a/1": 1, "a/2": 2, "b/0": 1, "b/2": 2, "b/3": 2, "b/4": 1}
     assert sorted(images.train[:, 0, 0, 0].tolist()) == sorted(expected.values())
     assert (images.train_labels + 1 == images.train[:, 0, 0, 0]).all()
     stream = load_images(DataConfig(str(path), stream=True, holdout=0), lazy=True)
     assert sorted(stream.train[:][:, 0, 0, 0].tolist()) == sorted(expected.values())
     with tarfile.open(path, "a") as archive:
-        add_link(archive, "./b/4.png", "/elsewhere.png", tarfile.SYMTYPE)
-        add_link(archive, "./b/5.png", "b/5.png")
+        add_link(archive, "./b/5.png", "/elsewhere.png", tarfile.SYMTYPE)
+        add_link(archive, "./b/6.png", "b/6.png")
     for config in (DataConfig(str(path), holdout=0), DataConfig(str(path), holdout=0, stream=True)):
-        with pytest.raises(IhdmError, match=r"b/4\.png is not an image .* a link to something that is not a file in"):
+        with pytest.raises(IhdmError, match=r"b/5\.png is not an image .* a link to something that is not a file in"):
             load_images(config, lazy=True).train[:]
-        assert len(load_images(replace(config, on_error="skip"), lazy=True).train[:]) == 5
-        assert "skipped 2 of 7 images" in capsys.readouterr().err
+        assert len(load_images(replace(config, on_error="skip"), lazy=True).train[:]) == 6
+        assert "skipped 2 of 8 images" in capsys.readouterr().err
 
 
 def test_what_lies_beside_the_images_that_are_read_is_named(folder, tmp_path, capsys):
@@ -424,6 +425,14 @@ def test_of_animations_the_first_frame_is_read_and_that_is_said(tmp_path, suffix
     frames[0].save(tmp_path / f"many.{suffix}", save_all=True, append_images=frames[1:], lossless=True)
     assert load(tmp_path / f"many.{suffix}", holdout=0).train.unique().tolist() == [60]
     assert f"of the 3 frames or pages of {tmp_path}/many.{suffix} the first is read" in capsys.readouterr().err
+
+
+def test_a_photograph_with_a_small_one_of_itself_is_no_animation(tmp_path, capsys):
+    frames = [Image.new("RGB", (5, 4), (60 * i,) * 3) for i in (1, 2)]
+    frames[0].save(tmp_path / "one.jpg", format="MPO", save_all=True, append_images=frames[1:])
+    assert Image.open(tmp_path / "one.jpg").n_frames == 2
+    load(tmp_path / "one.jpg", holdout=0)
+    assert not capsys.readouterr().err
 
 
 def test_folders_in_a_zip_may_be_written_as_on_windows(tmp_path):

@@ -283,7 +283,7 @@ def warn_of_frames(pictures: Pictures) -> None:
     picture, frames = _read(pictures, 0), 1
     with contextlib.suppress(Exception):  # damage beyond the first makes Pillow raise many kinds
         frames = int(getattr(picture, "n_frames", 1))
-    if frames > 1:
+    if frames > 1 and getattr(picture, "format", "") != "MPO":  # a photograph with a small one of itself
         print(f"warning: of the {frames:,} frames or pages of {pictures.name(0)} the first is read", file=sys.stderr)
 
 

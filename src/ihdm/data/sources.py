@@ -238,13 +238,23 @@ def _leads_to(entry: tarfile.TarInfo) -> str:
 
 def _followed(link: tarfile.TarInfo, places: Mapping[str, Place | str]) -> Iterator[tarfile.TarInfo]:
     """The file that a link is to, under the link's name."""
-    end: Place | str | None = _leads_to(link)
-    for _ in range(MOST_LINKS):
-        end = places.get(end) if isinstance(end, str) else end
-    if isinstance(end, tuple) or split_of_image(link.name):
+    end = _end(_leads_to(link), places)
+    if end or split_of_image(link.name):
         file = copy.copy(link)
-        file.type, (file.offset_data, file.size) = tarfile.REGTYPE, end if isinstance(end, tuple) else (0, 0)
+        file.type, (file.offset_data, file.size) = tarfile.REGTYPE, end or (0, 0)
         yield file
+
+
+def _end(name: str, places: Mapping[str, Place | str]) -> Place | None:
+    """Where the file of a name lies; links on the way to it, of files and of folders, are followed."""
+    for _ in range(MOST_LINKS):
+        heads = [name[:i] for i, letter in enumerate(name) if letter == "/"] + [name]
+        link = next((head for head in heads if isinstance(places.get(head), str)), None)
+        if link is None:
+            place = places.get(name)
+            return place if isinstance(place, tuple) else None
+        name = posixpath.normpath(f"{places[link]}{name[len(link) :]}")
+    return None
 
 
 def grouped(
