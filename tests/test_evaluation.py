@@ -25,6 +25,8 @@ from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.noise import SeededNoise
 from ihdm.pixels import to_unit
+from ihdm.run import settings_of
+from ihdm.trainer import Trainer
 from ihdm.workers import Workers
 
 RATIOS = (1.0, 1.25)
@@ -413,6 +415,14 @@ def test_likelihood_of_digits(files, capsys):
     assert [bound["bound"] for bound in tree["bounds"]] == names
     assert len(tree["bounds"][0]["total_per_image"]) == 20 and tree["split"] == "test"
     assert (files / "out" / "likelihood.png").stat().st_size > 1000
+
+
+def test_settings_of_something_else_beside_a_model_are_not_a_runs(tiny_config, tiny_images, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "config.toml").write_text("[site]\ntitle = 1\n")
+    assert settings_of(tmp_path / "model") is None
+    Trainer(tiny_config, tiny_images, tmp_path / "run").train()
+    assert settings_of(tmp_path / "run").data == settings_of(tmp_path / "run" / "model").data == tiny_config.data
 
 
 def test_evaluate(files, capsys):

@@ -68,7 +68,8 @@ def check_run(run: Path, config: Config, option: str = "--run") -> None:
 def settings_of(model: str | Path) -> Config | None:
     """The settings that a model was trained with, if it is given as a run folder, or as the model in one."""
     folder = expanded(model).absolute()
-    paths = [run / "config.toml" for run in (folder, folder.parent) if run == folder or folder.name == "model"]
+    runs = [run for run in (folder, folder.parent) if run == folder or folder.name == "model"]
+    paths = [run / "config.toml" for run in runs if (run / "checkpoints").is_dir()]  # else it may be of anything
     path = next((path for path in paths if path.is_file()), None)
     return None if path is None else config_from_toml(read_text(path), str(path))
 
