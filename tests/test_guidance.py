@@ -22,7 +22,9 @@ from ihdm.model_folder import GUIDE, ModelConfig
 from ihdm.networks.guidance import beyond
 from ihdm.noise import SeededNoise
 from ihdm.registry import PROCESSES
+from ihdm.run import locked
 from ihdm.sampler import last
+from ihdm.studies.lab import Lab
 from ihdm.trainer import Trainer
 
 SMALLER = ("network.channels=4", "network.multipliers=1,1")
@@ -39,6 +41,11 @@ def random_model(config, images, seed: int, *settings: str) -> Model:
     for weight in model.network.parameters():
         torch.nn.init.normal_(weight, std=0.1)
     return model.eval()
+
+
+def started(model: Model) -> tuple[torch.Tensor, SeededNoise]:
+    noise = model.noise(torch.arange(3), 5)
+    return model.process.start(noise), noise
 
 
 @pytest.fixture
@@ -122,9 +129,12 @@ def test_each_network_has_grids_of_its_own(tiny_config, tiny_images, pyramids):
 
 def test_a_label_is_told_to_both(tiny_config, labelled):
     model, weaker = (random_model(tiny_config, labelled, seed) for seed in (0, 1))
-    guided = model.guided_by(weaker, 2.0)
-    left, right = (guided.sample(3, labels=label) for label in ("left", "right"))
-    assert not left.allclose(right, atol=1e-3) and not left.allclose(model.sample(3, labels="left"), atol=1e-3)
+    guided, start, noise = model.guided_by(weaker, 2.0), *started(model)
+    for label in ("left", "right"):
+        alone = last(weaker.path(start, noise, labels=label))
+        torch.testing.assert_close(last(guided.path(start, noise, labels=label, guidance=0)), alone)
+        assert not last(guided.path(start, noise, labels=label)).allclose(alone, atol=1e-3)
+    assert not alone.allclose(last(weaker.path(start, noise, labels="left")), atol=1e-3)
     with pytest.raises(UsageError, match="same labels, and this one knows none"):
         model.guided_by(random_model(tiny_config, replace(labelled, labels=None, train_labels=None), 1), 2.0)
 
@@ -161,7 +171,8 @@ def test_damage_is_named(guided, tmp_path):
     (tmp_path / GUIDE).unlink()
     with pytest.raises(IhdmError, match=r"not a complete model folder: guide\.safetensors is missing"):
         Model.from_pretrained(tmp_path)
-    for wrong in ({"guidance": -1}, {"guidance": "much"}, {"guidance": None}, {"network": {"kind": "unte"}}):
+    wrongs = [{"guidance": wrong} for wrong in (-1, "much", None, True, 10**400)]
+    for wrong in (*wrongs, {"network": {"kind": "unte"}}, {"more": 1}):
         guide = config["guide"] | wrong
         (tmp_path / "config.json").write_text(json.dumps(config | {"guide": guide}))
         with pytest.raises(IhdmError, match="is not the config of a model"):
@@ -181,7 +192,7 @@ def test_only_a_model_of_the_same_process_and_data_is_a_weaker_one(model, weaker
     larger = replace(tiny_images, train=torch.zeros(4, 1, 12, 12).byte(), held_out=torch.zeros(0, 1, 12, 12).byte())
     with pytest.raises(UsageError, match="same kind of data: 8x8 in grey, not 12x12"):
         model.guided_by(random_model(tiny_config, larger, 1), 2.0)
-    for guidance in (-1, float("nan"), float("inf")):
+    for guidance in (-1, 101, float("nan"), float("inf"), "2"):
         with pytest.raises(UsageError, match="guidance is a number from 0"):
             model.guided_by(weaker, guidance)
     with pytest.raises(UsageError, match="nor has it a weaker network"):
@@ -203,6 +214,7 @@ def test_the_page_guides_as_the_model_does(guided, model):
     studio = Studio(guided)
     assert studio.guided and not Studio(model).guided
     torch.testing.assert_close(last(studio.grow(3, 1)).clamp(0, 1), guided.sample(3, 1), atol=1e-5, rtol=0)
+    assert studio.most_guidance == 5 and Studio(guided.guided_by(guided, 6.0)).most_guidance == 6
     film = last(studio.grow(3, 1, guidance=1)).clamp(0, 1)
     torch.testing.assert_close(film, model.sample(3, 1), atol=1e-5, rtol=0)
 
@@ -247,10 +259,54 @@ def test_guide_adds_a_network_to_a_folder(model, weaker, tmp_path, capsys, monke
     names = {path.name for path in (tmp_path / "run/model").iterdir()}
     assert names == {"README.md", "config.json", "model.safetensors", "prior.safetensors", GUIDE, "mine.txt"}
     assert "guidance" in said(["info", "run"], capsys)
-    assert "no folder of yours" in refusal(["guide", "mnist-ready", "weak"], capsys)
+    assert "a model folder of your own" in refusal(["guide", "mnist-ready", "weak"], capsys)
     assert "process.K=50 instead of 10" in refusal(["guide", "run", "mnist-ready"], capsys)
     assert "guidance is a number from 0" in refusal(["guide", "run", "weak", "--guidance", "-2"], capsys)
     assert Model.from_pretrained("run").guidance() == 1.25
+
+
+def test_an_interrupted_guide_leaves_a_model_and_is_done_again(model, weaker, tmp_path, capsys, monkeypatch):
+    """With a network of another shape than the one that was there."""
+    monkeypatch.chdir(tmp_path)
+    model.guided_by(model, 3.0).save_pretrained("strong")
+    weaker.save_pretrained("weak")
+
+    def full(path, tensors):
+        path.write_bytes(b"a part")
+        raise OSError("no space left")
+
+    with monkeypatch.context() as broken, pytest.raises(SystemExit):
+        broken.setattr("ihdm.model_folder.write_tensors", full)
+        main(["guide", "strong", "weak"])
+    assert "no space left" in capsys.readouterr().err
+    assert Model.from_pretrained("strong").sample(2).equal(model.sample(2))
+    said(["guide", "strong", "weak", "--guidance", "2"], capsys)
+    assert Model.from_pretrained("strong").sample(2).equal(model.guided_by(weaker, 2.0).sample(2))
+    said(["guide", "strong", "weak", "--guidance", "3"], capsys)
+    assert Model.from_pretrained("strong").guidance() == 3
+
+
+def test_what_is_unlikely_to_be_meant_is_said(model, weaker, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model.save_pretrained("strong")
+    weaker.config = replace(weaker.config, data="others")
+    weaker.save_pretrained("weak")
+    main(["guide", "weak", "strong"])
+    warnings = capsys.readouterr().err
+    assert "strong is not the weaker one: 42,065 parameters and 0 steps, beside 4,581 and 0" in warnings
+    assert "strong was trained on blobs, not on others" in warnings
+
+
+def test_a_guide_waits_for_a_run_to_end(tiny_config, tiny_images, tmp_path, capsys):
+    Trainer(tiny_config, tiny_images, tmp_path / "run").train()
+    with locked(tmp_path / "run"):
+        assert "another process is working" in refusal(["guide", str(tmp_path / "run"), "nowhere"], capsys)
+
+
+def test_studies_look_at_a_model_alone(guided, tmp_path):
+    guided.save_pretrained(tmp_path / "model")
+    lab = Lab(tmp_path, model_name=str(tmp_path / "model"), data="digits", quick=True)
+    assert lab.model().guide is None and lab.model().guidance() == 1
 
 
 def test_training_that_goes_on_keeps_the_weaker_network(tiny_config, tiny_images, tmp_path, capsys):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -56,6 +56,7 @@ from ihdm.width_reader import WidthReader
 LABELS = "labels"  # beside the prior: what the images are that it is made of
 OUTSIDE_MOST = 50_000  # images that a process is shown, if they are not in memory
 BATCH = 512
+MOST_GUIDANCE = 100  # more than is of any use
 USUAL = Execution()
 
 
@@ -180,8 +181,10 @@ class Model(nn.Module):
     def guidance(self, given: float | None = None) -> float:
         """The strength of guidance: the model's own unless given; what is none, or has no effect, is refused."""
         guidance = self.config.guidance if given is None else given
-        if not 0 <= guidance < math.inf:
-            raise UsageError(f"guidance is a number from 0 over 1 (the network's own answer) up, not {guidance}")
+        if not isinstance(guidance, int | float) or not 0 <= guidance <= MOST_GUIDANCE:
+            raise UsageError(
+                f"guidance is a number from 0 over 1 (the network's own answer) to {MOST_GUIDANCE}, not {guidance}"
+            )
         if guidance != 1 and not self.config.labels and self.guide is None:
             raise UsageError(
                 "the model knows no labels, so guidance has nothing to guide it to, nor has it a weaker network to be "
@@ -198,12 +201,13 @@ class Model(nn.Module):
     def guided_by(self, weaker: Model, guidance: float) -> Model:
         """The same model, whose samples are guided away from what the network of a weaker one answers.
 
-        Both must be of one process and of the same training data.
+        Both must be of one process and of the same training data, as far as the process remembers them.
         """
         check_weaker(self.config, weaker.config)
         check_same_data(self.process, weaker.process)
         model = self.sampled()
-        model.config, model.guide = replace(self.config, guide=weaker.config.network, guidance=guidance), weaker.network
+        model.config = replace(self.config, guide=weaker.config.network, guidance=guidance)
+        model.guide = copy.deepcopy(weaker.network).to(next(self.network.parameters()))
         model.guidance()
         return model
 
@@ -412,10 +416,13 @@ class Model(nn.Module):
         return f"{self.config.guidance:g}, away from a weaker network of {_size(self.guide)} parameters"
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, revision: str | None = None) -> Model:
-        """Read a model folder, or download one from the Hugging Face hub by its name, owner/model, at a revision."""
+    def from_pretrained(cls, name: str | Path, revision: str | None = None, guided: bool = True) -> Model:
+        """Read a model folder, or download one from the Hugging Face hub by its name, owner/model, at a revision.
+
+        guided: with its weaker network, if it has one.
+        """
         folder = locate(name, revision)
-        config = read_config(folder)
+        config = read_config(folder) if guided else read_config(folder).alone()
         tensors = read_tensors(folder / WEIGHTS)
         network = loaded_network(config, folder / WEIGHTS, tensors)
         state = {name: tensor for name, tensor in tensors.items() if not name.startswith(NETWORK)}

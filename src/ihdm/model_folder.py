@@ -42,8 +42,7 @@ class ModelConfig:
 
     process, sampling, network: settings; sampling is how samples are made unless told otherwise. domain: of the data.
     origin: the checkpoint that it was converted from, if any. labels: those that the network can be told of images.
-    guide: settings of a weaker network that samples are guided away from, if there is one. guidance: how much, or
-    towards their labels, unless told otherwise.
+    guide: settings of a weaker network that samples are guided away from, if there is one. guidance: how much.
     """
 
     process: Any
@@ -64,6 +63,10 @@ class ModelConfig:
         """The model that a training run makes. shape: (C, H, W) of images, or another domain."""
         parts = config.process, config.sampling, config.network
         return cls(*parts, as_domain(shape), data, labels=labels or Labels())
+
+    def alone(self) -> ModelConfig:
+        """The same without a weaker network."""
+        return replace(self, guide=None, guidance=1.0)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -140,7 +143,7 @@ def read_config(folder: Path) -> ModelConfig:
         parts = settings.process, settings.sampling, settings.network
         labels = Labels(tuple(counts), tuple(counts.values()))
         return ModelConfig(*parts, domain, *words, labels, *_guide(rest.get("guide")))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise IhdmError(f"{path} is not the config of a model ({type(error).__name__}: {error})") from error
 
 
@@ -148,10 +151,10 @@ def _guide(tree: dict[str, Any] | None) -> tuple[Any, float]:
     """Settings of the weaker network, and the guidance; no network, and none, if there is no such tree."""
     if tree is None:
         return None, 1.0
-    guidance = float(tree["guidance"])
-    if not 0 <= guidance < math.inf:
-        raise ValueError(f"guidance is not {guidance}")
-    return Config().with_tree({"network": tree["network"]}).network, guidance
+    guidance = tree["guidance"]
+    if set(tree) != {"guidance", "network"} or isinstance(guidance, bool) or not 0 <= float(guidance) < math.inf:
+        raise ValueError(f"a guide has a network and a guidance, a number from 0 up, unlike {tree}")
+    return Config().with_tree({"network": tree["network"]}).network, float(guidance)
 
 
 def _domain(folder: Path, shape: tuple[int, ...], tree: dict[str, Any]) -> Domain:
@@ -278,7 +281,8 @@ def card(config: ModelConfig, rows: dict[str, str], name: str = "path/to/this/fo
             f"those.\n"
         )
     )
-    label = f", labels={config.labels.names[0]!r}, guidance=1.5" if config.labels else ""
+    guidance = ", guidance=1.5" if config.guide is None else ""
+    label = f", labels={config.labels.names[0]!r}{guidance}" if config.labels else ""
     tag = process.title.replace(" ", "-")
     kind = f"pipeline_tag: unconditional-image-generation\ntags: [{tag}]"
     if domain.kind != "images":

@@ -386,12 +386,12 @@ def by_band(losses: Tensor, levels: Tensor, K: int) -> dict[str, float]:
 def _write_model(run: Path, model: Model) -> None:
     """In the place of the one that is there, which may have been given a weaker network (ihdm guide): that stays."""
     before = run / "model"
-    if (before / GUIDE).exists():
-        try:
-            model = model.guided_like(before)
-        except IhdmError as error:
-            print(f"warning: the model is written without a weaker network: {error}", file=sys.stderr)
     with replaced_folder(before) as folder:
+        if (before / GUIDE).exists():
+            try:
+                model = model.guided_like(before)
+            except (IhdmError, OSError) as error:
+                print(f"warning: the model is written without a weaker network: {error}", file=sys.stderr)
         model.save_pretrained(folder)
 
 

@@ -115,10 +115,15 @@ class Studio:
         """Whether guidance has something to guide pictures to, or away from."""
         return bool(self.labels) or self.model.guide is not None
 
+    @property
+    def most_guidance(self) -> float:
+        """The largest that is offered; never less than the model's own."""
+        return max(MOST_GUIDANCE, self.model.guidance())
+
     def grow(self, n: Any, seed: Any, label: str = "", guidance: Any = None, **sampling: Any) -> Growth:
         """The first n images of a seed; label: what they are to be, if one can ask for that; "": whatever."""
         n, seed = whole(n, "The number of pictures", 1, MOST_IMAGES), whole(seed, "The seed")
-        guidance = None if guidance is None else within(guidance, "The guidance", 0, MOST_GUIDANCE)
+        guidance = None if guidance is None else within(guidance, "The guidance", 0, self.most_guidance)
         numbers = torch.arange(n, device=self.device)
         told = self.model.told(numbers, seed, label or None)
         start, noise = self.model.start(numbers, seed, told, **sampling), self.model.noise(numbers, seed)

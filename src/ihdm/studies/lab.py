@@ -257,8 +257,11 @@ class Lab:
 
     @cached_property
     def _given(self) -> Model:
+        """Without guidance away from a weaker network: studies are about what the model's own has learned."""
         words = [word.removeprefix(SAMPLING).partition("=") for word in self.settings if word.startswith(SAMPLING)]
-        model = Model.from_pretrained(str(self.model_name)).sampled(**{name: value for name, _, value in words})
+        model = Model.from_pretrained(str(self.model_name), guided=False).sampled(
+            **{name: value for name, _, value in words}
+        )
         return placed(model, self.device)
 
     @property

@@ -59,7 +59,8 @@ def evaluate(
         allow_few: allow FID from fewer than 2,048 images, though it is then far too high; likewise modes
         resize: convert the images to the model's size and channels, as data.size and data.channels do in training
         label: compare samples of this label with images of this label; default: all labels, as often as in training
-        guidance: 1 none; higher: clearer, less varied: towards the label (0: not used) or away from a weaker network
+        guidance: strength away from the weaker network, if the model has one, else towards the label; 1: none; higher:
+            clearer, less varied; 0: the weaker network alone, or no label; default: the model's
         json: file for all numbers
         figures: folder for pictures of neighbours, distances and spectra
     """

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
 from ihdm.disk import expanded, replaced_text
-from ihdm.errors import UsageError
+from ihdm.errors import IhdmError, UsageError
 from ihdm.verbs.words import ModelName
 
 if TYPE_CHECKING:
@@ -32,19 +34,40 @@ def guide(
         guidance: 1 none; higher: clearer, less varied; ihdm evaluate --guidance says which is best
     """
     if not expanded(model).is_dir():
-        raise UsageError(f"{model} is no folder of yours, to which a network could be added; copy it to one first")
+        raise UsageError(
+            f"there is no folder {model}; a network is added to a model folder of your own, which may be a copy of one "
+            f"that comes with ihdm"
+        )
     from ihdm.model import Model
     from ihdm.model_folder import locate
+    from ihdm.run import locked, settings_of
 
     folder = locate(model)
-    alone = Model.from_pretrained(folder)
-    guided = alone.guided_by(Model.from_pretrained(weaker), guidance)
-    _write(folder, alone, guided)
+    with locked(folder.parent) if settings_of(folder) else contextlib.nullcontext():
+        alone, other = Model.from_pretrained(folder, guided=False), Model.from_pretrained(weaker, guided=False)
+        guided = alone.guided_by(other, guidance)
+        _warn(alone, other, weaker)
+        _write(folder, alone, guided)
     print(f"{folder}: guidance {guided.guidance_words()}")
 
 
+def _warn(model: Model, other: Model, name: str) -> None:
+    """Say what is allowed and unlikely to be meant."""
+    (size, steps), (other_size, other_steps) = (
+        (sum(weights.numel() for weights in each.network.parameters()), each.config.steps) for each in (model, other)
+    )
+    if other_size >= size and other_steps >= steps:
+        print(
+            f"warning: {name} is not the weaker one: {other_size:,} parameters and {other_steps:,} steps, beside "
+            f"{size:,} and {steps:,}; the first model named is the one to be guided",
+            file=sys.stderr,
+        )
+    if model.config.data != other.config.data:
+        print(f"warning: {name} was trained on {other.config.data}, not on {model.config.data}", file=sys.stderr)
+
+
 def _write(folder: Path, alone: Model, guided: Model) -> None:
-    """Add what is new to a model's folder, whole at any time: the config names the weights once they are there.
+    """Add what is new to a model's folder, whole at any time: the config names no weights but those that are there.
 
     A card that somebody has written is left as it is.
     """
@@ -53,10 +76,20 @@ def _write(folder: Path, alone: Model, guided: Model) -> None:
     from ihdm.model_folder import CARD, CONFIG, GUIDE, card, config_text, weights_of, write_tensors
 
     assert guided.guide is not None
-    fresh = folder / f".{GUIDE}.new"
-    write_tensors(fresh, weights_of(guided.guide, torch.float32))
-    fresh.replace(folder / GUIDE)
-    replaced_text(folder / CONFIG, config_text(guided.config))
     written = folder / CARD
-    if written.exists() and written.read_text(encoding="utf-8") == card(alone.config, alone.facts()):
+    ours = written.exists() and written.read_text(encoding="utf-8") in _cards(folder, alone)
+    replaced_text(folder / CONFIG, config_text(alone.config))
+    write_tensors(folder / GUIDE, weights_of(guided.guide, torch.float32))
+    replaced_text(folder / CONFIG, config_text(guided.config))
+    if ours:
         replaced_text(written, card(guided.config, guided.facts()))
+
+
+def _cards(folder: Path, alone: Model) -> list[str]:
+    """What ihdm has written about the model, with the weaker network that it had before, if it had one, or without."""
+    from ihdm.model_folder import card
+
+    found = [alone]
+    with contextlib.suppress(IhdmError):  # what it had was damaged
+        found.append(alone.guided_like(folder))
+    return [card(model.config, model.facts()) for model in found]

@@ -54,11 +54,12 @@ def sample(
         seed: image i depends only on the seed and i
         grid: one picture of all images; default: samples.png, unless --gif or --out is given
         gif: animation of the first 16 images emerging from blur
-        out: an empty folder for the images, one PNG each (sounds: wav files; volumes and fields: npy files)
+        out: an empty folder for the images, one PNG each (sounds: wav; volumes, fields, 2 or 5 channels: npy)
         same_start: start all from one blurred image: same colours, different shapes
         same_noise: use the same noise for all: same shapes, different colours (small grey images barely differ)
         label: what to generate, if the model has labels (see ihdm info); several take turns; default: as in training
-        guidance: 1 none; higher: clearer, less varied: towards the label (0: not used) or away from a weaker network
+        guidance: strength away from the weaker network, if the model has one, else towards the label; 1: none; higher:
+            clearer, less varied; 0: the weaker network alone, or no label; default: the model's
     """
     check_count(n)
     if same_start and same_noise:

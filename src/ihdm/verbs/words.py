@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MOST = 10**9  # images that a command makes
 ModelName = Annotated[Positional[str], arg(metavar="MODEL")]
 Source = Annotated[str, arg(metavar="SOURCE")]
-Guidance = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: the model's)")]
+Guidance = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
 Settings = Annotated[
     UseAppendAction[tuple[tuple[str, ...], ...]],
     arg(name="set", metavar="NAME=VALUE ...", help="change settings, e.g. trainer.steps=1000 (see ihdm settings)"),

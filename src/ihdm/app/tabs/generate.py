@@ -13,7 +13,7 @@ from torch import Tensor
 from ihdm import pictures
 from ihdm.app.film import MOST, Film
 from ihdm.app.job import QUIET, Bench, said, watched
-from ihdm.app.studio import MOST_GUIDANCE, MOST_IMAGES, Studio
+from ihdm.app.studio import MOST_IMAGES, Studio
 from ihdm.app.tabs.parts import PAGE, lead, offered, picture, random_seed, save_button, saved, seed
 from ihdm.app.tabs.sampling import sampling_row
 from ihdm.app.ways import chosen
@@ -76,7 +76,7 @@ def _label(labels: Sequence[str]) -> dict[str, Any]:
 def _guidance(studio: Studio) -> dict[str, Any]:
     usual, less = studio.model.guidance(), "it is not told" if studio.model.guide is None else "a weaker network alone"
     about = f"1: as the model learned it. More: clearer, and more alike. 0: {less}. Usual: {usual:g}."
-    return {"guidance": gr.Slider(0, MOST_GUIDANCE, usual, step=0.1, label="Guidance", info=about)}
+    return {"guidance": gr.Slider(0, studio.most_guidance, usual, step=0.05, label="Guidance", info=about)}
 
 
 def draw(images: Tensor) -> Image.Image:
