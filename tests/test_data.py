@@ -140,7 +140,7 @@ def test_any_number_of_channels_from_arrays(tmp_path, capsys):
     for shape in ((6, 5, 16, 16), (6, 16, 16, 5)):  # more channels than usual: said
         np.save(tmp_path / "five.npy", np.zeros(shape, np.uint8))
         assert load(tmp_path / "five.npy").shape == (5, 16, 16)
-        assert f"of shape {shape}, is read as 6 images of 16x16 with 5 channels" in capsys.readouterr().out
+        assert f"of shape {shape} is read as 6 images of 16x16 with 5 channels" in capsys.readouterr().out
 
 
 def test_grey_or_colour(folder):
@@ -330,10 +330,10 @@ def test_what_lies_beside_the_images_that_are_read_is_named(folder, tmp_path, ca
     with zipfile.ZipFile(folder / "more.zip", "w") as archive:
         archive.writestr("a.png", png(colours(1)[0]))
     assert len(load(folder, holdout=0.0).train) == 10
-    assert "not by more.zip (1 in all)" in capsys.readouterr().err
+    assert "images may also be in more.zip (1 in all)" in capsys.readouterr().err
     write_tar(folder / "some.tar", {"a.png": png(colours(1)[0])})
     assert len(load(folder, holdout=0.0).train) == 1
-    assert "not by class0/0.png, class0/2.png" in (said := capsys.readouterr().err) and "(11 in all)" in said
+    assert "also be in class0/0.png, class0/2.png" in (said := capsys.readouterr().err) and "(11 in all)" in said
     load_images(DataConfig(str(folder), stream=True, holdout=0), lazy=True)
     assert "(11 in all)" in capsys.readouterr().err
     (folder / "train-images-idx3-ubyte").write_bytes(idx(colours(2)[..., 0]))

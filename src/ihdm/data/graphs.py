@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ihdm.config import DataConfig
 from ihdm.data import ImageSet, evenly_spaced, given, set_name, split_off
+from ihdm.data.arrays import numpy_file
 from ihdm.data.images import Pictures, Stack, Subset
 from ihdm.data.labels import numbered
-from ihdm.data.sources import locate, numpy_file
+from ihdm.data.sources import locate
 from ihdm.domains import GraphDomain
 from ihdm.domains.graphs import TENSORS
 from ihdm.errors import IhdmError, UsageError, unknown

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ihdm.data.archives import open_tar, tar_files
 from ihdm.data.images import Files, Pictures, Rows, Stack, Subset, TarMembers, ZipMembers
-from ihdm.data.sources import SPLIT_WORDS, open_tar, tar_files
+from ihdm.data.splits import SPLIT_WORDS
 from ihdm.errors import IhdmError, UsageError
 from ihdm.labels import Labels
 

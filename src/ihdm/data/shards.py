@@ -10,18 +10,11 @@ from typing import Any, NamedTuple, Protocol
 
 from PIL import Image
 
+from ihdm.data.archives import is_tar, open_tar, tar_files
 from ihdm.data.images import Unreadable, load_picture, open_member, open_row
 from ihdm.data.listing import files_below
-from ihdm.data.sources import (
-    archives_by_split,
-    hub_splits,
-    is_tar,
-    locate,
-    open_tar,
-    split_of_image,
-    tar_files,
-    warn_of_left_out,
-)
+from ihdm.data.sources import archives_by_split, hub_splits, locate, warn_of_left_out
+from ihdm.data.splits import split_of_image
 from ihdm.errors import IhdmError, UsageError
 
 FEW = 16  # shards of a set on the hub, below which Parquet files are divided into their groups of rows

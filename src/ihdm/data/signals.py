@@ -14,11 +14,13 @@ from torch import Tensor
 
 from ihdm.config import DataConfig
 from ihdm.data import ImageSet, evenly_spaced, given, set_name, split_off
+from ihdm.data.archives import open_zip
+from ihdm.data.arrays import arrays_by_split
 from ihdm.data.audio import SUFFIXES, Sound, decoded, in_unit
 from ihdm.data.images import Files, Pictures, Stack, Subset, Unreadable, ZipMembers, warn_of
 from ihdm.data.labels import numbered
 from ihdm.data.listing import files_below
-from ihdm.data.sources import arrays_by_split, grouped, open_zip
+from ihdm.data.splits import grouped
 from ihdm.disk import expanded
 from ihdm.domains import SignalDomain
 from ihdm.errors import IhdmError, UsageError

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from ihdm.config import DataConfig
 from ihdm.data import ImageSet, evenly_spaced, given, set_name, split_off
+from ihdm.data.arrays import arrays_by_split, numpy_file
 from ihdm.data.images import Files, Pictures, Stack, Subset
 from ihdm.data.labels import numbered
 from ihdm.data.listing import files_below
 from ihdm.data.orbitals import KINDS, SIZE, TEST, TRAIN, orbitals
-from ihdm.data.sources import MADE_HERE, arrays_by_split, by_split, locate, numpy_file
+from ihdm.data.sources import MADE_HERE, locate
+from ihdm.data.splits import by_split
 from ihdm.domains.volumes import VolumeDomain
 from ihdm.errors import IhdmError, UsageError
 from ihdm.heat import resized
