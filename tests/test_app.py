@@ -322,7 +322,7 @@ def test_an_example_to_restore_is_a_blurred_image_of_the_model(studio):
 
 
 def test_restoring_takes_the_steps_that_were_chosen(studio):
-    seen = studio.model.observation(studio.blurred(4, 4), 2.0)
+    seen = studio.model.restorer().observation(studio.blurred(4, 4), 2.0)
     few = chosen(studio.process, {"sampler": "exact", "steps": 2, "eta": 0.5})
     for sampling, steps in (({}, seen.level), (few, 2)):
         growth = studio.restore(seen, 3, 7, **sampling)
@@ -349,7 +349,7 @@ def test_restoring_starts_as_the_process_restores_best_and_generating_as_the_mod
     assert found[:4] == [("exact", True, None), (4, True, True), (own.delta_ratio, False, None), (0.7, True, None)]
     assert found[4:] == [("paper", True, None), (10, True, False), (own.delta_ratio, True, None), (0.7, False, None)]
 
-    seen = studio.model.observation(torch.rand(1, 8, 8), 2.0)
+    seen = studio.model.restorer().observation(torch.rand(1, 8, 8), 2.0)
     for sampling in ({}, chosen(studio.process, dict(zip(("sampler", "steps", "delta_ratio"), ("paper", 10, 1.25))))):
         growth = studio.restore(seen, 2, 0, **sampling)
         assert growth.levels == [k for k, _ in growth] == list(range(seen.level, -1, -1))

@@ -632,7 +632,10 @@ def test_labels_and_guidance_that_cannot_be_are_refused(model, options, words):
 
 def test_a_model_without_labels_is_given_none(tiny_config, tiny_images):
     model = model_of(tiny_config, tiny_images)
-    for options, words in (({"labels": "left"}, "knows no labels"), ({"guidance": 2.0}, "nothing to guide")):
+    for options, words in (
+        ({"labels": "left"}, "knows no labels"),
+        ({"guidance": 2.0}, "needs labels to guide towards"),
+    ):
         with pytest.raises(UsageError, match=words):
             model.sample(2, **options)
 
@@ -685,7 +688,10 @@ def test_the_command_line_refuses_what_is_no_label_before_any_work(folder, words
 def test_the_command_line_refuses_labels_of_a_model_without(tiny_config, tiny_images, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     model_of(tiny_config, tiny_images).save_pretrained("plain")
-    for words, message in ((["--label", "left"], "knows no labels"), (["--guidance", "2"], "nothing to guide it to")):
+    for words, message in (
+        (["--label", "left"], "knows no labels"),
+        (["--guidance", "2"], "needs labels to guide towards"),
+    ):
         with pytest.raises(SystemExit) as stopped:
             main(["sample", "plain", *words])
         assert stopped.value.code == 2 and message in capsys.readouterr().err

@@ -23,7 +23,7 @@ FLOORS = [  # a module imports from its own floor or those before it
     {"data", "engine", "checkpoint", "metrics", "width_reader"},
     {"memory", "model_folder"},
     {"execution", "judgement", "guide"},
-    {"model"},
+    {"model", "restorer"},
     {"run", "packing", "evaluation", "convert", "training", "hub", "export"},
     {"trainer", "describe"},
     {"demo", "studies", "app"},

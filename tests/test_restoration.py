@@ -253,7 +253,7 @@ def by_heat(image: torch.Tensor, width: float) -> torch.Tensor:
 @pytest.mark.parametrize("blur", [by_heat, by_pillow])
 @pytest.mark.parametrize("width", [1.0, 3.0, 6.0])
 def test_the_blur_width_is_estimated(shapes_model, shapes, blur, width):
-    found = [shapes_model.observation(blur(image, width)).width for image in shapes[:3]]
+    found = [shapes_model.restorer().observation(blur(image, width)).width for image in shapes[:3]]
     known = shapes_model.config.process.skip == "linear"  # the spectrum of the data; else it is guessed
     assert float(np.median(found)) == pytest.approx(width, rel=0.15 if known else 0.3)
 
@@ -262,7 +262,7 @@ def test_an_image_that_is_sharp_is_left_as_it_is(shapes_model, shapes):
     image = to_unit(shapes[0])
     restored = shapes_model.restore(image, 2, blur_width=0.0)
     assert restored.seen.level == 0 and psnr(restored.images, image[None]).min() > 40
-    assert shapes_model.observation(image).width < 0.6
+    assert shapes_model.restorer().observation(image).width < 0.6
 
 
 @pytest.mark.parametrize("width", [0.7, 2.3, 6.0])
@@ -301,7 +301,7 @@ def test_restoring_is_the_same_in_any_batch_and_ends_in_the_samples(shapes_model
     restored = shapes_model.restore(y, 5, seed=3, blur_width=2.0)
     again = shapes_model.restore(y, 5, seed=3, blur_width=2.0, execution=Execution(batch_size=2))
     torch.testing.assert_close(restored.images, again.images, atol=1e-5, rtol=0)
-    states = list(shapes_model.restoring(restored.seen, 5, seed=3))
+    states = list(shapes_model.restorer().states(restored.seen, 5, seed=3))
     assert [k for k, _ in states] == list(range(restored.seen.level, -1, -1)) and states[0][1].shape == (
         5,
         1,
@@ -317,8 +317,8 @@ def test_restoring_is_the_same_in_any_batch_and_ends_in_the_samples(shapes_model
 
 def test_a_model_holds_its_samples_to_the_image(shapes_model, shapes):
     y = by_heat(shapes[1], 2.0)
-    seen = shapes_model.observation(y, 2.0)
-    states = dict(shapes_model.restoring(seen, 4))
+    seen = shapes_model.restorer().observation(y, 2.0)
+    states = dict(shapes_model.restorer().states(seen, 4))
     assert seen.residual(states[0]) < 1 / 255
     assert psnr(states[0], to_unit(shapes[1])[None]).min() > psnr(y[None], to_unit(shapes[1])[None]).max() + 3
 
@@ -326,11 +326,11 @@ def test_a_model_holds_its_samples_to_the_image(shapes_model, shapes):
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
 def test_a_model_holds_its_samples_in_exact_steps_of_any_number(shapes_model, shapes, eta):
     y, truth = by_heat(shapes[1], 2.0), to_unit(shapes[1])[None]
-    seen = shapes_model.observation(y, 2.0)
-    paper = dict(shapes_model.restoring(seen, 4))[0]
+    seen = shapes_model.restorer().observation(y, 2.0)
+    paper = dict(shapes_model.restorer().states(seen, 4))[0]
     ends = []
     for steps in (None, 5):
-        states = dict(shapes_model.restoring(seen, 4, sampler="exact", steps=steps, eta=eta))
+        states = dict(shapes_model.restorer().states(seen, 4, sampler="exact", steps=steps, eta=eta))
         visited = list(states)
         assert (visited[0], visited[-2:], len(visited)) == (seen.level, [1, 0], 1 + (steps or seen.level))
         assert seen.residual(states[0]) < min(1 / 255, 1.05 * seen.residual(paper))
@@ -355,7 +355,7 @@ def test_restoring_by_exact_steps_is_the_same_in_any_batch(shapes_model, shapes)
 
 
 def test_mean_and_spread(shapes_model, shapes):
-    seen = shapes_model.observation(by_heat(shapes[0], 2.0), 2.0)
+    seen = shapes_model.restorer().observation(by_heat(shapes[0], 2.0), 2.0)
     images = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
     assert Restored(images, seen).mean.item() == 0.5
     assert Restored(images, seen).spread.item() == pytest.approx(math.sqrt(0.5))
@@ -366,7 +366,7 @@ def test_what_cannot_be_restored_is_refused(shapes_model, shapes, tiny_config, t
     y = by_heat(shapes[0], 2.0)
     for width in (-1.0, math.nan, math.inf, 22.0):
         with pytest.raises(UsageError, match="from 0 to 21 pixels"):
-            shapes_model.observation(y, width)
+            shapes_model.restorer().observation(y, width)
     for image in (y[:, :-1], y.expand(3, -1, -1), shapes[0]):
         with pytest.raises(UsageError, match="1x28x28"):
             shapes_model.restore(image)
@@ -382,7 +382,7 @@ def test_what_cannot_be_restored_is_refused(shapes_model, shapes, tiny_config, t
     for setting, message in others.items():
         config = tiny_config.with_settings(["process.skip=identity"]).with_settings([setting])
         other = Model.from_images(ModelConfig.of(config, tiny_images.shape), tiny_images.train)
-        for call in (other.restore, other.observation):
+        for call in (other.restore, other.restorer().observation):
             with pytest.raises(UsageError, match=message):
                 call(to_unit(tiny_images.train[0]))
     with pytest.raises(UsageError, match="for 5 take exact ones"):
@@ -463,7 +463,7 @@ def digits() -> tuple[Model, torch.Tensor]:
 def test_the_network_finds_the_width_that_the_spectrum_cannot(digits):
     """With a width that is wrong by 3 %, digits come back as scribbles or stripes."""
     model, images = digits
-    seen = replace(model.judge(), reader=None).observe(by_pillow(images[1], 3.6).double())
+    seen = replace(model.restorer().judge(), reader=None).observe(by_pillow(images[1], 3.6).double())
     assert seen.width == pytest.approx(3.6, rel=0.03) and seen.kind == "three boxes"
     low, high = seen.interval
     assert low < seen.width < high < 1.06 * low and seen.width_words == f"{low:.2f} to {high:.2f}"
@@ -474,7 +474,7 @@ def test_pictures_that_the_model_does_not_know_are_told_from_those_that_it_does(
 
     def verdict(image, width=2.0):
         y = to_unit(to_bytes(GridLaplacian((SIDE, SIDE)).dissipate(to_unit(image)[None], width**2 / 2)))[0]
-        return model.verdict(model.observation(y, width))
+        return model.restorer().verdict(model.restorer().observation(y, width))
 
     known = [verdict(image) for image in images]
     assert sum(one.unusual for one in known) <= 1 and "this looks like" in min(known, key=lambda v: v.unusual).words

@@ -450,12 +450,12 @@ def test_a_muffled_sound_is_restored_by_a_command(run, hits, tmp_path, capsys):
 def test_the_width_of_a_muffled_sound_is_estimated(run):
     model = Model.from_pretrained(run)
     u = DOMAIN.laplacian.dissipate((hit(70) + 1)[None] / 2, 4.0**2 / 2)[0].float()
-    seen = model.settled(u)
+    seen = model.restorer().settled(u)
     assert seen.kind == "Gaussian" and 1 < seen.width < 16 and seen.width_words
     low, high = (width / seen.width for width in seen.interval)
     assert low == pytest.approx(math.exp(-0.25)) and high == pytest.approx(math.exp(0.25))
-    assert model.settled(u, seen.width).interval is None
-    assert model.verdict(seen).words.startswith("whether the model knows such sounds is not known")
+    assert model.restorer().settled(u, seen.width).interval is None
+    assert model.restorer().verdict(seen).words.startswith("whether the model knows such sounds is not known")
 
 
 def test_sounds_that_the_model_cannot_restore_are_refused(run, hits, tmp_path, capsys):

@@ -121,7 +121,7 @@ def test_a_width_is_searched_where_it_cannot_be_read(model, digits, monkeypatch)
         raise Searched
 
     monkeypatch.setattr(Judge, "_searched", searched)
-    y, judge = by_pillow(digits[1], 3.0).double(), model.judge()
+    y, judge = by_pillow(digits[1], 3.0).double(), model.restorer().judge()
     for blur, boxes in ((by_pillow, True), (partial(by_scipy, border="reflect"), False)):
         seen = judge.observe(blur(digits[1], 3.0).double())
         assert seen.width == pytest.approx(3.0, rel=0.02) and (seen.kind == "three boxes") == boxes
@@ -221,7 +221,7 @@ def test_restore_prints_the_interval_that_was_read(model, digits, tmp_path, caps
     said = capsys.readouterr().out
     low, high = map(float, said.split("blur width ")[1].split(" pixels")[0].split(" to "))
     assert low < 3.03 and high > 2.97 and high / low < 1.06
-    seen = model.judge().observe(to_unit(torch.from_numpy(np.array(picture)))[None].double())
+    seen = model.restorer().judge().observe(to_unit(torch.from_numpy(np.array(picture)))[None].double())
     assert (round(seen.interval[0], 2), round(seen.interval[1], 2)) == (low, high)
 
 

@@ -49,6 +49,9 @@ class Execution:
         return replace(self, progress=False)
 
 
+USUAL = Execution()
+
+
 class Runner:
     """A network, as it is now, ready to compute with gradients off."""
 

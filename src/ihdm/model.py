@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from ihdm.data import Images, evenly_spaced, spread, unit_batches
 from ihdm.errors import IhdmError, UsageError
-from ihdm.execution import Execution, Runner
-from ihdm.familiar import Familiar, Verdict
+from ihdm.execution import USUAL, Execution, Runner
+from ihdm.familiar import Familiar
 from ihdm.guide import check_same_data, check_weaker
-from ihdm.judgement import Judge
 from ihdm.labels import Given, LabelledNoise
 from ihdm.model_folder import (
     CONFIG,
@@ -46,47 +45,48 @@ from ihdm.model_folder import (
 from ihdm.networks import build_network
 from ihdm.networks.guidance import beyond, guided
 from ihdm.noise import Noise, SeededNoise
-from ihdm.processes import FromImages, Process, restoring
+from ihdm.processes import FromImages, Process
 from ihdm.progress import progress_bar
 from ihdm.registry import PROCESSES
-from ihdm.restoration import Guided, Observation, Restored, observe
+from ihdm.restoration import Restored
+from ihdm.restorer import Restorer
 from ihdm.sampler import States, chain, last, reverse_step
 from ihdm.width_reader import WidthReader
 
-LABELS = "labels"  # beside the prior: what the images are that it is made of
-OUTSIDE_MOST = 50_000  # images that a process is shown, if they are not in memory
+LABELS = "labels"  # in the prior's file: the labels of the images that the prior is made of
+OUTSIDE_MOST = 50_000  # images that a process is shown if they are not in memory
 BATCH = 512
 MOST_GUIDANCE = 100  # more than is of any use
-USUAL = Execution()
 
 
 class Model(nn.Module):
-    """A model that can be sampled, saved and loaded. Wherever `sampling` is taken, it is settings of the process's own:
+    """A model that can be sampled, saved and loaded.
 
-    for inverse heat dissipation sampler, steps, eta, order and delta_ratio, for diffusion steps, eta, order and clip.
+    Methods with `**sampling` take the sampling settings of the model's process: for inverse heat dissipation sampler,
+    steps, eta, order and delta_ratio; for diffusion steps, eta, order and clip.
     """
 
     def __init__(self, config: ModelConfig, process: Process, network: nn.Module, start_labels: Tensor | None = None):
-        """start_labels: of the training images that its images start from, (N,), if both are known."""
+        """start_labels: labels (N,) of the training images in the prior, if there are both labels and such a prior."""
         super().__init__()
         self.config, self.process, self.network, self.start_labels = config, process, network, start_labels
-        self.guide: nn.Module | None = None  # a weaker network of the same process, to be guided away from
-        self.familiar: Familiar | None = None  # what it was calibrated to (ihdm calibrate)
-        self.reader: WidthReader | None = None  # likewise
+        self.guide: nn.Module | None = None  # a weaker network of the same process: samples are guided away from it
+        self.familiar: Familiar | None = None  # tells familiar images from others (ihdm calibrate)
+        self.reader: WidthReader | None = None  # reads the width of a blur (ihdm calibrate)
 
     @classmethod
     def from_images(cls, config: ModelConfig, images: Images, labels: Tensor | None = None) -> Model:
-        """An untrained model for training images (N, C, H, W), uint8, with the numbers of their labels, if any."""
+        """An untrained model for training images (N, C, H, W), uint8. labels: the numbers of their labels, if any."""
 
         def batches(most: int | None, doing: str) -> Iterable[Tensor]:
             most = most or len(images)
-            if not isinstance(images, Tensor):  # to decode all takes as long as an epoch
+            if not isinstance(images, Tensor):  # decoding all of them takes as long as an epoch
                 most = min(most, OUTSIDE_MOST)
             some = spread(images, most)
             count = -(-len(some) // BATCH)
             return progress_bar(unit_batches(some, BATCH), total=count, desc=doing, unit="batch", delay=2)
 
-        network = build_network(config)  # which refuses what it is not for before all images are looked at
+        network = build_network(config)  # first: it refuses data that it is not for, before all images are read
         kind = PROCESSES.of(config.process)
         process = kind.from_images(config.process, config.sampling, config.domain, batches)
         of_starts = None
@@ -95,7 +95,7 @@ class Model(nn.Module):
         return cls(config, process, network, of_starts)
 
     def sampled(self, **sampling: Any) -> Model:
-        """The same model, which samples in another way unless told otherwise."""
+        """The same model with other sampling settings of its own."""
         process = self.process.with_sampling(**sampling)
         model = Model(replace(self.config, sampling=process.sampling), process, self.network, self.start_labels)
         model.guide, model.familiar, model.reader = self.guide, self.familiar, self.reader
@@ -106,23 +106,23 @@ class Model(nn.Module):
         return next(self.network.parameters()).device
 
     def sample(self, n: int, seed: int = 0, **options: Any) -> Tensor:
-        """n images (n, C, H, W) in [0, 1], on the CPU; image i depends, up to rounding, on the seed and i alone.
+        """n images (n, C, H, W) in [0, 1], on the CPU. Up to rounding, image i depends on the seed and i alone.
 
-        same_start: all images grow from one blurred image; same_noise: all share their noise, step by step.
-        first: the number i of the first image. labels: a name or number for all images, or one for each; of a model
-        that knows labels those that are not given are drawn, by the seed and i, as often as in the training set.
-        guidance: 1 as the network answers, more: more like its label, 0: it is not told. Of a model that has a weaker
-        network beside its own, more: farther from what that one answers (`guided_by`). condition: what a network of
-        one's own is told of each image, (n, ...). execution: how it is computed.
-        All others are settings of the process's sampling, such as steps and eta.
+        same_start: all images grow from one blurred image. same_noise: all share their noise, step by step.
+        first: the number i of the first image. labels: a name or number for all images, or one for each. If the model
+        knows labels and none are given, they are drawn (by the seed and i) in the proportions of the training set.
+        guidance: 1 is the network's own answer; more makes images more like their label, and 0 ignores labels. If the
+        model has a weaker network, more leads farther away from that one's answer (`guided_by`). condition: what your
+        own network is told about each image, (n, ...). execution: how it is computed.
+        All other options are sampling settings of the process, such as steps and eta.
         """
         batches = self._batches(n, seed, **options)
         return torch.cat([torch.empty(0, *self.config.shape), *(batch.cpu() for batch in batches)])
 
     def sample_batches(self, n: int, seed: int = 0, **options: Any) -> Iterator[Tensor]:
-        """The images of `sample`, with its options, as uint8 in batches on the CPU: any number in little memory.
+        """The images of `sample`, with its options, as uint8 batches on the CPU: any number in little memory.
 
-        What is not an image is as its domain keeps it.
+        Other data than images come in the form in which their domain keeps them.
         """
         for batch in self._batches(n, seed, **options):
             yield self.config.domain.kept(batch).cpu()
@@ -141,13 +141,13 @@ class Model(nn.Module):
         execution: Execution = USUAL,
         **sampling: Any,
     ) -> Iterator[Tensor]:
-        """The images in [0, 1], on the model's device. All batches are alike, so that one recorded step serves all."""
+        """The images in [0, 1], on the model's device. All batches have one size, so one recorded step serves all."""
         if n < 0 or first < 0:
             raise ValueError(f"cannot make {n} images from number {first} on")
         if condition is None:
             condition = self.told(torch.arange(first, first + n), seed, labels)
         elif len(condition) != n:
-            raise ValueError(f"a condition is for each of {n} images, not for {len(condition)}")
+            raise ValueError(f"a condition has one row for each of the {n} images, not {len(condition)} rows")
         process, runner = self.process.with_sampling(**sampling), self.runner(execution)
         size = runner.size(n)
         numbers = torch.arange(first, first + size, device=self.device)
@@ -167,7 +167,7 @@ class Model(nn.Module):
                 numbers += size  # in place: the recorded step reads these very numbers
 
     def told(self, numbers: Tensor, seed: int = 0, labels: Given | None = None) -> Tensor | None:
-        """The labels of images with the given numbers, as `sample` has it; None if the model knows none."""
+        """The labels of the images with the given numbers, as in `sample`; None if the model knows none."""
         if labels is None:
             known = self.config.labels
             return known.drawn(SeededNoise(seed, numbers, self.config.shape)) if known else None
@@ -175,20 +175,20 @@ class Model(nn.Module):
 
     def _given(self, labels: Given, n: int) -> Tensor:
         if not self.config.labels:
-            raise UsageError("the model knows no labels, and can be given none; train one with data.labels=true")
+            raise UsageError("the model knows no labels, so none can be asked for; train one with data.labels=true")
         return self.config.labels.numbers(labels, n)
 
     def guidance(self, given: float | None = None) -> float:
-        """The strength of guidance: the model's own unless given; what is none, or has no effect, is refused."""
+        """The strength of guidance, by default the model's own. One that is invalid or has no effect is refused."""
         guidance = self.config.guidance if given is None else given
         if not isinstance(guidance, int | float) or not 0 <= guidance <= MOST_GUIDANCE:
             raise UsageError(
-                f"guidance is a number from 0 over 1 (the network's own answer) to {MOST_GUIDANCE}, not {guidance}"
+                f"guidance is a number from 0 to {MOST_GUIDANCE}, where 1 is the network's own answer; not {guidance}"
             )
         if guidance != 1 and not self.config.labels and self.guide is None:
             raise UsageError(
-                "the model knows no labels, so guidance has nothing to guide it to, nor has it a weaker network to be "
-                "guided away from (ihdm guide)"
+                "guidance needs labels to guide towards (data.labels=true in training) or a weaker network to guide "
+                "away from (ihdm guide), and the model has neither"
             )
         return guidance
 
@@ -199,9 +199,9 @@ class Model(nn.Module):
         return beyond(runner.network, runner.beside(self.guide), guidance)
 
     def guided_by(self, weaker: Model, guidance: float) -> Model:
-        """The same model, whose samples are guided away from what the network of a weaker one answers.
+        """The same model, with samples guided away from what the network of a weaker model answers.
 
-        Both must be of one process and of the same training data, as far as the process remembers them.
+        Both must have the same process and the same training data, as far as the process remembers them.
         """
         check_weaker(self.config, weaker.config)
         check_same_data(self.process, weaker.process)
@@ -212,7 +212,7 @@ class Model(nn.Module):
         return model
 
     def guided_like(self, folder: Path) -> Model:
-        """The same model, with the weaker network and the guidance of the one in a folder, if that has some."""
+        """The same model, with the weaker network and the guidance of the model in a folder, if that has any."""
         config = read_config(folder)
         model = self.sampled()
         model.config = replace(self.config, guide=config.guide, guidance=config.guidance)
@@ -234,7 +234,7 @@ class Model(nn.Module):
         condition: Tensor | None = None,
         **options: Any,
     ) -> States:
-        """(k, u_k), k from K to 0: the path of the images that `sample` returns, in one batch, on the CPU."""
+        """(k, u_k), k from K to 0: the path to the images that `sample` returns, in one batch, on the CPU."""
         condition = self.told(torch.arange(n), seed, labels) if condition is None else condition
         numbers = torch.arange(n, device=self.device)
         noise = SeededNoise(seed, numbers * 0 if same_noise else numbers, self.config.shape)
@@ -244,14 +244,14 @@ class Model(nn.Module):
             yield k, u.clamp(0, 1).cpu()
 
     def start(self, numbers: Tensor, seed: int = 0, told: Tensor | None = None, **sampling: Any) -> Tensor:
-        """u_K of the images with the given numbers, drawn from the prior; equal numbers give equal starts.
+        """u_K of the images with the given numbers, drawn from the prior. Equal numbers give equal starts.
 
-        told: their labels; then it is drawn from the training images that have the same.
+        told: their labels. Then starts are drawn from training images with the same labels.
         """
         return self.process.with_sampling(**sampling).start(self.noise(numbers, seed, told))
 
     def noise(self, numbers: Tensor, seed: int = 0, told: Tensor | None = None) -> SeededNoise:
-        """Of the images with the given numbers, which knows their labels if they are told."""
+        """The noise of the images with the given numbers. told: their labels, by which starts are chosen."""
         if told is None or self.start_labels is None:
             return SeededNoise(seed, numbers, self.config.shape)
         return LabelledNoise(
@@ -270,77 +270,20 @@ class Model(nn.Module):
         execution: Execution = USUAL,
         **sampling: Any,
     ) -> States:
-        """(k, u_k), k from a level (K unless told) to 0, from a state with any noise, on the model's device.
+        """(k, u_k), k from a level (by default K) to 0, from any state and with any noise, on the model's device.
 
-        Here labels that are not given are none: what the images' numbers are is not known.
+        Without labels none are drawn, because the numbers of the images are not known here.
         """
-        process = self.process.with_sampling(**sampling)
+        process, runner = self.process.with_sampling(**sampling), self.runner(execution)
         if labels is not None:
             condition = self._given(labels, len(start))
-        return self._path(process, start, noise, process.levels(level), condition, execution, guidance)
-
-    def _path(
-        self,
-        process: Process,
-        start: Tensor,
-        noise: Noise,
-        levels: list[int],
-        condition: Tensor | None,
-        execution: Execution,
-        guidance: float | None = 1.0,
-    ) -> States:
-        runner = self.runner(execution)
+        told = None if condition is None else condition.to(self.device)
         step = runner.recorded(reverse_step(process, self._guided(runner, guidance), noise), len(start))
-        return chain(process, step, start, levels, None if condition is None else condition.to(self.device))
+        return chain(process, step, start, process.levels(level), told)
 
-    def observation(self, image: Tensor, blur_width: float | None = None) -> Observation:
-        """What a blurred image (C, H, W) in [0, 1] says; its blur width in pixels is estimated unless given."""
-        if tuple(image.shape) != tuple(self.config.shape) or not image.is_floating_point():
-            domain = self.config.domain
-            raise UsageError(
-                f"the model restores {domain.noun}s of {'x'.join(map(str, domain.shape))} (channels first) in [0, 1], "
-                f"not {image.dtype} of {'x'.join(map(str, image.shape))}"
-            )
-        return observe(restoring(self.process), image, blur_width, self.config.domain)
-
-    def settled(self, image: Tensor, blur_width: float | None = None, execution: Execution = USUAL) -> Observation:
-        """The same, but that a width which is not given is read off the image, or judged by what comes out."""
-        seen = self.observation(image, blur_width)
-        return seen if blur_width is not None or not seen.level else self.judge(execution).observe(seen.image)
-
-    def verdict(self, seen: Observation, execution: Execution = USUAL) -> Verdict:
-        """Whether a blurred image looks like those that the model knows."""
-        return self.judge(execution).verdict(self.familiar, seen)
-
-    def judge(self, execution: Execution = USUAL) -> Judge:
-        """The network, to judge blurs and images by."""
-        runner = self.runner(execution)
-        process = self.process.with_sampling(**restoring(self.process).judged_by)
-        return Judge(process, runner.network, self.config.domain, self.device, runner.size(BATCH), self.reader)
-
-    def restoring_process(self, **sampling: Any) -> Process:
-        """The process as it restores best, unless told otherwise, however the model samples by itself."""
-        own = self.process.with_sampling(**restoring(self.process).restored_by)
-        return own.with_sampling(**sampling)
-
-    def restoring(
-        self,
-        seen: Observation,
-        n: int = 8,
-        seed: int = 0,
-        *,
-        consistent: bool = True,
-        first: int = 0,
-        execution: Execution = USUAL,
-        **sampling: Any,
-    ) -> States:
-        """(k, u_k), k from the level of what is seen to 0, on the model's device: n ways of `restore` back from it."""
-        process = self.restoring_process(**sampling)
-        blurs = restoring(process)
-        noise = SeededNoise(seed, torch.arange(first, first + n, device=self.device), self.config.shape)
-        start = seen.start(blurs, noise(process.K + 1))
-        guided = blurs.guided(Guided(blurs, seen)) if consistent else process
-        return self._path(guided, start, noise, guided.levels(seen.level), None, execution)
+    def restorer(self, execution: Execution = USUAL) -> Restorer:
+        """The model, put to work on blurred images."""
+        return Restorer(self, execution)
 
     def restore(
         self,
@@ -353,29 +296,17 @@ class Model(nn.Module):
         execution: Execution = USUAL,
         **sampling: Any,
     ) -> Restored:
-        """n sharp images that a blurred one (C, H, W) in [0, 1] may come from; sample i depends on the seed and i.
+        """n sharp images that a blurred one (C, H, W) in [0, 1] may come from.
 
-        blur_width: in pixels; None: estimated. consistent: hold the samples to the image, so that they look like it
-        when they are blurred again; else it is where they start, and no more. sampling: unless given, as the process
-        restores best, whatever the model's own.
+        Sample i depends on the seed and i alone. blur_width: in pixels; None: estimated. consistent: hold the samples
+        to the image, so that they look like it when they are blurred again; otherwise they only start from it. Unless
+        `sampling` says otherwise, samples are made as the process restores best, however the model samples.
         """
-        if n < 1:
-            raise UsageError(f"cannot make {n} images")
-        seen, runner = self.settled(image, blur_width, execution), self.runner(execution)
-        size, images = runner.size(n), []
-        with progress_bar(
-            total=n, desc="restoring", unit=self.config.domain.noun, disable=not execution.progress
-        ) as bar:
-            for first in range(0, n, size):
-                count = min(size, n - first)
-                options: dict[str, Any] = {"consistent": consistent, "first": first, "execution": execution} | sampling
-                with runner.advice(size):
-                    images.append(last(self.restoring(seen, count, seed, **options)).clamp(0, 1).cpu())
-                bar.update(count)
-        return Restored(torch.cat(images), seen)
+        options: dict[str, Any] = {"blur_width": blur_width, "consistent": consistent} | sampling
+        return self.restorer(execution).restore(image, n, seed, **options)
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
-        """Write a model folder, replacing the files of one that is there. dtype: of the network's weights."""
+        """Write a model folder, replacing the files of an earlier one. dtype: of the network's weights."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         state = self.process.state()
@@ -385,7 +316,7 @@ class Model(nn.Module):
             labels = {} if self.start_labels is None else {LABELS: self.start_labels}
             write_tensors(folder / PRIOR, prior | labels)
         else:
-            (folder / PRIOR).unlink(missing_ok=True)  # that of a model which was here before
+            (folder / PRIOR).unlink(missing_ok=True)  # of an earlier model
         if self.guide is not None:
             write_tensors(folder / GUIDE, weights_of(self.guide, dtype))
         else:
@@ -396,13 +327,13 @@ class Model(nn.Module):
         write_card(folder, self.config, self.facts())
 
     def file_names(self) -> list[str]:
-        """The files of the model's folder that it cannot do without."""
+        """The files that the model's folder must have."""
         prior = [PRIOR] if with_prefix(self.process.state(), OF_PRIOR) else []
         domain, guide = self.config.domain.state(), self.guide is not None
         return [CONFIG, WEIGHTS, *prior, *([DOMAIN] if domain else []), *([GUIDE] if guide else [])]
 
     def facts(self) -> dict[str, str]:
-        """What the model is, in rows of words."""
+        """What the model is, as rows of words."""
         config = self.config
         return {
             "network": f"{_size(self.network)} parameters (averaged weights)",
@@ -417,9 +348,9 @@ class Model(nn.Module):
 
     @classmethod
     def from_pretrained(cls, name: str | Path, revision: str | None = None, guided: bool = True) -> Model:
-        """Read a model folder, or download one from the Hugging Face hub by its name, owner/model, at a revision.
+        """Read a model folder, or download a model from the Hugging Face hub by its name, owner/model.
 
-        guided: with its weaker network, if it has one.
+        revision: of the model on the hub. guided: load its weaker network too, if it has one.
         """
         folder = locate(name, revision)
         config = read_config(folder) if guided else read_config(folder).alone()
@@ -449,7 +380,7 @@ def _size(network: nn.Module | None) -> str:
 
 
 def _misfit(folder: Path, error: ValueError) -> IhdmError:
-    """Which file it is that the process cannot be made from."""
+    """An error that names the file which the process cannot be made from."""
     path = folder / (PRIOR if str(error).startswith("prior") else WEIGHTS)
     if not path.exists():
         return IhdmError(f"{folder} is not a complete model folder: {path.name} is missing")
@@ -457,11 +388,11 @@ def _misfit(folder: Path, error: ValueError) -> IhdmError:
 
 
 def _are_labels(labels: Tensor, config: ModelConfig, process: Process) -> bool:
-    """Whether they are numbers of the model's labels, one for each image that the prior is made of."""
+    """Whether these are numbers of the model's labels, one for each image in the prior."""
     fit = isinstance(process, FromImages) and labels.shape == (len(process.prior),) and labels.dtype == torch.long
     return fit and bool(((labels >= 0) & (labels < len(config.labels))).all())
 
 
 def _padded(condition: Tensor, size: int) -> Tensor:
-    """A condition for a whole batch: the last row stands for images that are not wanted."""
+    """A condition for a whole batch. Its last row is repeated for images that are computed but not wanted."""
     return condition[torch.arange(size).clamp_max(len(condition) - 1)]

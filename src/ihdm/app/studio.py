@@ -22,6 +22,7 @@ from ihdm.model import Model
 from ihdm.noise import InterpolatedNoise, Noise, SeededNoise, mix_seed
 from ihdm.processes import FromImages, Process, Restoring, restoring
 from ihdm.restoration import Observation
+from ihdm.restorer import Restorer
 from ihdm.sampler import States
 
 MOST_IMAGES, MOST_SIDE, MOST_STEPS, MOST_GUIDANCE = 64, 6, 32, 5.0
@@ -197,11 +198,15 @@ class Studio:
             raise Unreadable(NO_PICTURE) from error  # without the name of a temporary file
         return Upload(image, _note((width, height), (self.shape[2], self.shape[1])), blur_width)
 
+    @property
+    def restorer(self) -> Restorer:
+        return self.model.restorer(self.execution)
+
     def restore(self, seen: Observation, n: Any, seed: Any, **sampling: Any) -> Growth:
         """Sharp images that a blurred one may have been; unless told otherwise as the process restores best."""
         n, seed = whole(n, "The number of versions", 2, MOST_IMAGES), whole(seed, "The seed")
-        states = self.model.restoring(seen, n, seed, execution=self.execution, **sampling)
-        return Growth(self.model.restoring_process(**sampling).levels(seen.level), states)
+        states = self.restorer.states(seen, n, seed, **sampling)
+        return Growth(self.restorer.process(**sampling).levels(seen.level), states)
 
     def blurred(self, seed: Any, k: int) -> Tensor:
         """An image of the model itself, (C, H, W), blurred to level k: something to restore."""

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ihdm.data import Images, spread
 from ihdm.engine import exact_device
-from ihdm.execution import Execution, Runner
+from ihdm.execution import USUAL, Execution, Runner
 from ihdm.likelihood import Bound, Bounding, bits_per_dimension, bounds, chosen_levels, standard_error, terms_by_level
-from ihdm.model import USUAL, Model
+from ihdm.model import Model
 from ihdm.noise import SeededNoise
 from ihdm.pixels import to_unit
 from ihdm.processes import bounded

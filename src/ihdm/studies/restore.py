@@ -108,7 +108,7 @@ def _restored(lab: Lab, model: Model, image: Tensor, width: float, n: int) -> tu
     """Samples, Wiener's estimate, how far the samples blurred again are from the image, and the width as estimated."""
     found = model.restore(image, n, lab.seed, blur_width=width, execution=lab.execution)
     wiener = found.seen.deconvolved().float().clamp(0, 1)
-    return found.images, wiener, found.seen.residual(found.images), model.observation(image).width
+    return found.images, wiener, found.seen.residual(found.images), model.restorer().observation(image).width
 
 
 def _calibration(images: Tensor, truth: Tensor) -> dict[str, float]:

@@ -27,7 +27,7 @@ STRANGERS = 52  # pictures of each kind that the model does not know
 
 def unknown_widths(lab: Lab, model: Model) -> dict[str, dict[str, float]]:
     """Of held-out images blurred by other programs: what not knowing the width costs, and what intervals are worth."""
-    judge = model.judge(lab.execution.quiet())
+    judge = model.restorer(lab.execution.quiet()).judge()
     count, longest = 2 if lab.quick else UNKNOWN, max(lab.images.shape[1:])
     radii = (longest * torch.linspace(*RADII, count)).tolist()
     held_out = _fresh(lab.images.held_out, count)
@@ -73,7 +73,7 @@ def width_words(unknown: dict[str, dict[str, float]]) -> str:
 
 def trust(lab: Lab, model: Model) -> dict[str, Any]:
     """How many pictures of other kinds are flagged, at each rate of false alarms on held-out images."""
-    judge, held_out = model.judge(lab.execution.quiet()), lab.images.held_out
+    judge, held_out = model.restorer(lab.execution.quiet()).judge(), lab.images.held_out
     count, longest = (2 if lab.quick else STRANGERS), max(lab.images.shape[1:])
     taken = _taken(len(held_out))[:: 4 if lab.quick else 1]
     familiar = model.familiar or calibrate(judge, held_out[taken], WAYS)

@@ -57,14 +57,14 @@ def calibrate(
     keep_freed_memory()
     place = choose_device(computing.device)
     loaded = Model.from_pretrained(model)
-    loaded.judge()  # refuses what cannot be
+    loaded.restorer().judge()  # refuses what cannot be
     images = evaluation.images_for(loaded, data, resize, name=model)
     held_out = images.held_out
     if len(held_out) < LEAST:
         raise UsageError(f"{data} has {len(held_out)} images held out from training; at least {LEAST} are needed")
     some = held_out[evenly_spaced(len(held_out), min(n, len(held_out)))]
     computed = execution(computing, place, loaded.config.shape)
-    judge = placed(loaded, place).judge(computed)
+    judge = placed(loaded, place).restorer(computed).judge()
     pictures = loaded.config.domain.kind == "images"
     ways = WAYS if pictures else [judge.dissipated]
     found = judgement.calibrate(judge, some, ways, lambda parts: progress_bar(parts, desc="calibrating", unit="level"))

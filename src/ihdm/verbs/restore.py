@@ -77,7 +77,7 @@ def restore(
     keep_freed_memory()
     place = choose_device(computing.device)
     loaded = Model.from_pretrained(model)
-    loaded.restoring_process(**sampling.changes())  # refuses what cannot be
+    loaded.restorer().process(**sampling.changes())  # refuses what cannot be
     domain = loaded.config.domain
     if invert and not domain.negatives:
         raise UsageError(f"--invert is for images, not for {domain.noun}s")
@@ -100,7 +100,7 @@ def restore(
         **sampling.changes(),
     )
     _say(found, domain, found_by, loaded.process.K)
-    verdict = loaded.verdict(found.seen, computed.quiet())
+    verdict = loaded.restorer(computed.quiet()).verdict(found.seen)
     print(verdict.words + ("; its negative does: try --invert" if verdict.inverted else ""))
     for path in earlier:
         path.unlink()

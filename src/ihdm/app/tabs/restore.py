@@ -33,7 +33,7 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
     process = studio.process
     widest = round(restoring(process).schedule.sigma_B_max / 2, 1)
     lead(TEXT)
-    how = sampling_row(process, studio.model.restoring_process())
+    how = sampling_row(process, studio.restorer.process())
     with gr.Row(elem_classes="sides"):
         with gr.Column(scale=1, min_width=280):
             file = gr.File(
@@ -60,7 +60,7 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
         blur_width = within(blur, "The blur width", 0, widest) or given.blur_width
         if blur_width is None:
             yield said("Looking for the blur …"), *[gr.skip()] * 4
-        seen = studio.model.settled(given.image, blur_width, studio.execution)
+        seen = studio.restorer.settled(given.image, blur_width)
         if seen.level == 0:
             raise UsageError("That picture looks sharp already. To change it anyway, say how wide it is blurred.")
         growth = studio.restore(seen, n, seed, **chosen(process, dict(zip(how, given_how))))
@@ -73,7 +73,7 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
         note = f"{given.note} Blur: {seen.width_words} pixels wide, level {seen.level} of {process.K}, "
         note += f"from where it took {film.steps} step{'s' if film.steps > 1 else ''}. "
         note += f"Spread: white is {100 * float(restored.spread.max()):.0f} % of full brightness."
-        verdict = studio.model.verdict(seen, studio.execution)
+        verdict = studio.restorer.verdict(seen)
         note += f" **{verdict.words[0].upper()}{verdict.words[1:]}{'; its negative does' * verdict.inverted}.**"
         end = said("This may not be one for the model." if verdict.unusual else "Done.")
         yield end, top, bottom, note.strip(), whole

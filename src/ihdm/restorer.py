@@ -1,0 +1,100 @@
+"""A model put to work on blurred images: what they were blurred by, and which sharp images they may come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ihdm.errors import UsageError
+from ihdm.execution import USUAL, Execution
+from ihdm.familiar import Verdict
+from ihdm.judgement import Judge
+from ihdm.noise import SeededNoise
+from ihdm.processes import Process, restoring
+from ihdm.progress import progress_bar
+from ihdm.restoration import Guided, Observation, Restored, observe
+from ihdm.sampler import States, chain, last, reverse_step
+
+if TYPE_CHECKING:
+    from ihdm.model import Model
+
+JUDGED_AT_A_TIME = 512  # images, if memory allows
+
+
+@dataclass(frozen=True)
+class Restorer:
+    """What a model can say about blurred images. A process that cannot restore is refused."""
+
+    model: Model
+    execution: Execution = USUAL
+
+    def process(self, **sampling: Any) -> Process:
+        """The process as it restores best, however the model samples; `sampling` changes that."""
+        own = self.model.process
+        return own.with_sampling(**restoring(own).restored_by).with_sampling(**sampling)
+
+    def judge(self) -> Judge:
+        """The network as a judge of blurs and images."""
+        model, runner = self.model, self.model.runner(self.execution)
+        process = model.process.with_sampling(**restoring(model.process).judged_by)
+        size = runner.size(JUDGED_AT_A_TIME)
+        return Judge(process, runner.network, model.config.domain, model.device, size, model.reader)
+
+    def observation(self, image: Tensor, blur_width: float | None = None) -> Observation:
+        """What a blurred image (C, H, W) in [0, 1] says.
+
+        blur_width: in pixels; None: estimated from the image's spectrum.
+        """
+        domain = self.model.config.domain
+        if tuple(image.shape) != tuple(domain.shape) or not image.is_floating_point():
+            raise UsageError(
+                f"the model restores {domain.noun}s of {'x'.join(map(str, domain.shape))} (channels first) in [0, 1], "
+                f"not {image.dtype} of {'x'.join(map(str, image.shape))}"
+            )
+        return observe(restoring(self.model.process), image, blur_width, domain)
+
+    def settled(self, image: Tensor, blur_width: float | None = None) -> Observation:
+        """The same, but a width that is not given is read off the image, or chosen by what restoring with it gives."""
+        seen = self.observation(image, blur_width)
+        return seen if blur_width is not None or not seen.level else self.judge().observe(seen.image)
+
+    def verdict(self, seen: Observation) -> Verdict:
+        """Whether a blurred image looks like those that the model knows."""
+        return self.judge().verdict(self.model.familiar, seen)
+
+    def states(
+        self, seen: Observation, n: int = 8, seed: int = 0, *, consistent: bool = True, first: int = 0, **sampling: Any
+    ) -> States:
+        """(k, u_k), k from the level of what is seen to 0, on the model's device, for samples `first` to first + n - 1.
+
+        consistent: hold each step to the image, so that samples look like it when they are blurred again. sampling: of
+        the process.
+        """
+        model, process = self.model, self.process(**sampling)
+        blurs = restoring(process)
+        noise = SeededNoise(seed, torch.arange(first, first + n, device=model.device), model.config.shape)
+        start = seen.start(blurs, noise(process.K + 1))
+        held = blurs.guided(Guided(blurs, seen)) if consistent else process
+        runner = model.runner(self.execution)
+        step = runner.recorded(reverse_step(held, runner.network, noise), n)
+        return chain(held, step, start, held.levels(seen.level))
+
+    def restore(
+        self, image: Tensor, n: int = 8, seed: int = 0, *, blur_width: float | None = None, **options: Any
+    ) -> Restored:
+        """n sharp images that the blurred one may come from, in batches that fit into memory. options: of `states`."""
+        if n < 1:
+            raise UsageError(f"cannot make {n} images")
+        runner, noun = self.model.runner(self.execution), self.model.config.domain.noun
+        seen = self.settled(image, blur_width)
+        size, images = runner.size(n), []
+        with progress_bar(total=n, desc="restoring", unit=noun, disable=not self.execution.progress) as bar:
+            for first in range(0, n, size):
+                count = min(size, n - first)
+                with runner.advice(size):
+                    images.append(last(self.states(seen, count, seed, first=first, **options)).clamp(0, 1).cpu())
+                bar.update(count)
+        return Restored(torch.cat(images), seen)
