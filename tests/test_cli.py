@@ -464,7 +464,7 @@ def test_a_data_path_in_any_script_is_found_again(tmp_path, capsys):
         Image.new("L", (8, 8), 80 * i).save(tmp_path / "фото 😀" / f"{i}.png")
     for _ in range(2):
         main(["train", "digits", "--data", "фото 😀", "--run", "run", *QUICK])
-    assert "going on from step 4" in capsys.readouterr().out
+    assert "continuing from step 4" in capsys.readouterr().out
 
 
 def test_settings_may_share_a_flag_and_a_moved_data_folder_may_go_on(tmp_path, capsys):
@@ -475,7 +475,7 @@ def test_settings_may_share_a_flag_and_a_moved_data_folder_may_go_on(tmp_path, c
     main(["train", "digits", "--data", "photos", "--run", "run", *settings])
     (tmp_path / "photos").rename(tmp_path / "moved")
     main(["train", "digits", "--data", "moved", "--run", "run", *settings, "--set", "trainer.steps=3"])
-    assert "going on from step 2" in capsys.readouterr().out
+    assert "continuing from step 2" in capsys.readouterr().out
     main(["info", "run"])
     assert "3 steps on moved" in capsys.readouterr().out
 
@@ -585,7 +585,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
     assert "all saved" in output and "Traceback" not in error
     step = max(json.loads(line)["step"] for line in log.read_text().splitlines())
     done = subprocess.run([*words, "--set", f"trainer.steps={step + 2}"], capture_output=True, text=True)
-    assert f"going on from step {step:,}" in done.stdout, done.stderr
+    assert f"continuing from step {step:,}" in done.stdout, done.stderr
     assert "done" in done.stdout
 
 

@@ -428,7 +428,7 @@ def test_train_resume_sample_and_info(saved, tmp_path, capsys, monkeypatch):
     assert "60 nodes of a mesh" in typed("info", "globe", "--data", saved, *settings)
     said = typed("train", "globe", "--data", saved, "--run", "run", *settings)
     assert "24 fields with 2 labels, 60 nodes of a mesh" in said
-    assert "going on from step 4 of 6" in typed(
+    assert "continuing from step 4 of 6" in typed(
         "train", "globe", "--data", saved, "--run", "run", *settings, "trainer.steps=6"
     )
     folder = tmp_path / "run" / "model"

@@ -24,7 +24,7 @@ FLOORS = [  # a module imports from its own floor or those before it
     {"memory", "model_folder"},
     {"execution", "judgement", "guide"},
     {"model", "restorer"},
-    {"run", "packing", "evaluation", "convert", "training", "hub", "export"},
+    {"run", "held_out", "packing", "evaluation", "convert", "training", "hub", "export"},
     {"trainer", "describe"},
     {"demo", "studies", "app"},
     {"verbs"},

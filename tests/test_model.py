@@ -355,7 +355,7 @@ def test_a_run_of_0_1_is_resumed(tiny_config, tiny_images, tmp_path, capsys):
     Trainer(tiny_config.with_settings(["trainer.steps=3"]), tiny_images, run).train()
     (run / "config.toml").write_text(RUN_OF_0_1)
     assert Trainer(tiny_config, tiny_images, run).train()
-    assert "going on from step 3 of 6" in capsys.readouterr().out
+    assert "continuing from step 3 of 6" in capsys.readouterr().out
     Trainer(tiny_config, tiny_images, tmp_path / "whole").train()
     parts = [load_file(path / "model" / "model.safetensors") for path in (run, tmp_path / "whole")]
     assert all(tensor.equal(parts[1][name]) for name, tensor in parts[0].items())

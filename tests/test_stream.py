@@ -371,7 +371,7 @@ def test_a_checkpoint_with_other_places_is_damaged(tmp_path, tiny_config, capsys
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"places": places}))
     assert Trainer(config, load(data), tmp_path / "run").train()
     told = capsys.readouterr()
-    assert "step-00000006 cannot be read" in told.err and "going on from step 3" in told.out
+    assert "step-00000006 cannot be read" in told.err and "continuing from step 3" in told.out
 
 
 def test_a_trainer_goes_on_after_it_has_stopped(tmp_path, tiny_config):

@@ -12,8 +12,9 @@ from test_evaluation import TinyInception
 
 from ihdm import trackers
 from ihdm.errors import IhdmError, UsageError
+from ihdm.held_out import by_band
 from ihdm.run import read_log
-from ihdm.trainer import Trainer, by_band
+from ihdm.trainer import Trainer
 
 FIGURES = {"loss", "gradient_norm", "lr", "images_per_second", "held_out_loss"}
 BANDS = {f"held_out_loss_levels_{band}" for band in ("1_2", "3_5", "6_7", "8_10")}
@@ -100,6 +101,6 @@ def test_samples_are_measured_on_the_way(tiny_config, tiny_images, tmp_path, mon
 
 def test_what_cannot_be_measured_is_refused_before_any_work(tiny_config, tiny_images, tmp_path):
     streamed = types.SimpleNamespace(**{**vars(tiny_images), "stream": object(), "shape": tiny_images.shape})
-    with pytest.raises(UsageError, match="a stream never has at once"):
+    with pytest.raises(UsageError, match="a stream never has all"):
         Trainer(tiny_config.with_settings(["trainer.measure_every=4"]), streamed, tmp_path / "run")
     assert not (tmp_path / "run").exists()

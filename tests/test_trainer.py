@@ -215,7 +215,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tiny_config, tiny
         file.write_bytes({"empty": b"", "cut": content[:-7], "flipped": flipped, "manifest": b"[1]"}[damage])
     train(config, tiny_images, run)
     captured = capsys.readouterr()
-    assert "step-00000006" in captured.err and "going on from step 3" in captured.out
+    assert "step-00000006" in captured.err and "continuing from step 3" in captured.out
     for name, tensor in weights(run).items():
         assert tensor.equal(whole[name])
 
@@ -285,7 +285,7 @@ def test_a_failed_write_is_reported_at_the_next_stop(tiny_config, tiny_images, t
     trainer = Trainer(tiny_config.with_settings(settings), tiny_images, tmp_path / "run")
     step = trainer.train_step
     trainer.train_step = lambda: (time.sleep(0.05), step())[1]
-    with pytest.raises(IhdmError, match="Make room"):
+    with pytest.raises(IhdmError, match="Free some space"):
         trainer.train()
     assert trainer.step < 20
 
@@ -331,7 +331,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_before(
             checkpoint, "save_file", lambda tensors, path: broken(path) if path.name == last else real(tensors, path)
         )
     config = tiny_config.with_settings(["trainer.steps=12"])
-    with pytest.raises(IhdmError, match="Make room"):
+    with pytest.raises(IhdmError, match="Free some space"):
         train(config, tiny_images, run)
     assert not list(run.rglob(".*.new"))  # what was half written is gone
     assert all(tensor.equal(before[name]) for name, tensor in weights(run).items())

@@ -295,7 +295,7 @@ def test_a_preset_of_volumes_trains_goes_on_samples_and_is_described(trained, cu
     more = ["--set", "trainer.steps=6"]
     main(["train", "orbitals", "--data", str(cubes), "--run", str(trained), *TINY_WORDS, *more])
     said = capsys.readouterr().out
-    assert "57 volumes, 6x5x7 in one channel, values from -3 to 5" in said and "going on from step 4 of 6" in said
+    assert "57 volumes, 6x5x7 in one channel, values from -3 to 5" in said and "continuing from step 4 of 6" in said
     tree = json.loads((trained / "model" / "config.json").read_text())
     assert tree["domain"] == {"kind": "volumes", "low": -3.0, "high": 5.0} and tree["shape"] == [1, 6, 5, 7]
     places = {name: str(tmp_path / name) for name in ("out", "x.png", "x.gif")}

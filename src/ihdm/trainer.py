@@ -1,6 +1,6 @@
-"""A training run. A step depends on the settings and its own number alone, so a stopped run goes on exactly.
+"""A training run. A step depends on the settings and its own number alone, so a stopped run continues exactly.
 
-On a CPU that is to the bit; on a GPU up to rounding, as algorithms are chosen by their speed at each start.
+On a CPU it does so to the bit; on a GPU up to rounding, because algorithms are chosen by speed at each start.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
-import itertools
 import math
 import os
 import sys
@@ -27,18 +26,18 @@ from tqdm import tqdm
 
 from ihdm import checkpoint, memory, pictures, trackers
 from ihdm.config import Config, config_from_toml, config_to_toml, read_text
-from ihdm.data import Images, ImageSet, unit_batches
-from ihdm.data.batches import Batches
+from ihdm.data import Images, ImageSet
+from ihdm.data.batches import Batches, resident
 from ihdm.data.streamed import StreamedBatches
 from ihdm.disk import replaced_folder, replaced_text
 from ihdm.engine import Frozen, choose_device, choose_precision
 from ihdm.errors import IhdmError, UsageError
 from ihdm.evaluation import quality
 from ihdm.execution import Execution
+from ihdm.held_out import by_band, held_out_losses
 from ihdm.metrics.inception import Inception, find_inception
 from ihdm.model import Model
 from ihdm.model_folder import GUIDE, ModelConfig
-from ihdm.networks import told
 from ihdm.noise import Purpose, mix_seed
 from ihdm.optimisation import learning_rate
 from ihdm.progress import progress_bar
@@ -49,12 +48,11 @@ from ihdm.workers import meet
 from ihdm.writer import Writer
 
 FEEDING_A_GPU = 4  # processes that read a stream fast enough for the CIFAR-10 model on an H200 (docs/reliability.md)
-FULL = {errno.ENOSPC, errno.EDQUOT}  # a disk, or one's share of it
-BANDS = 4  # of levels, whose held-out loss is logged by itself
+FULL = {errno.ENOSPC, errno.EDQUOT}  # errors of a full disk or quota
 
 
 class Trainer:
-    """Trains one model in one run folder, from its newest checkpoint if it has one."""
+    """Trains one model in one run folder, from the newest checkpoint if there is one."""
 
     def __init__(self, config: Config, images: ImageSet, run: Path):
         check_run(run, config)
@@ -64,7 +62,7 @@ class Trainer:
         device = choose_device(config.engine.device)
         self.precision = choose_precision(config.engine.precision, device, math.prod(images.shape[1:]))
         meet("nccl" if device.type == "cuda" else "gloo")
-        AcceleratorState._reset_state(reset_partial_state=True)  # another run in this process may have set it otherwise
+        AcceleratorState._reset_state(reset_partial_state=True)  # left by another run in this process
         self.accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="no")
         self.device = device = self.accelerator.device
         if config.trainer.batch_size % self.accelerator.num_processes:
@@ -72,39 +70,41 @@ class Trainer:
                 f"trainer.batch_size={config.trainer.batch_size} must be a multiple of the number of processes, "
                 f"{self.accelerator.num_processes}"
             )
-        resident = _resident(images.train, device)
+        at_hand = resident(images.train, device)
         model_config = ModelConfig.of(config, images.domain, images.name, images.labels)
         with torch.random.fork_rng():
             torch.manual_seed(mix_seed(config.trainer.seed, Purpose.INIT))
-            known = resident if device.type == "cuda" else images.train
+            known = at_hand if device.type == "cuda" else images.train
             self.model = Model.from_images(model_config, known, images.train_labels)
         self.training = Training(config, self.model, self.accelerator, self.precision)
-        self.batches = self._batches(resident)
+        self.batches = self._batches(at_hand)
         self.fingerprint = images.fingerprint()
         self.step = 0
-        self.skipped = 0  # steps in a row, up to now
+        self.skipped = 0  # steps in a row, up to this one
         self.writer = Writer()
 
     def _to_measure_with(self) -> Path | None:
-        """The file of the network that samples are measured by, if they are to be."""
+        """The file of the network that measures samples, if they are to be measured and need one."""
         settings = self.config.trainer
         if not settings.measure_every:
             return None
         if self.images.stream:
-            raise UsageError("trainer.measure_every compares samples with all images, which a stream never has at once")
+            raise UsageError(
+                "trainer.measure_every compares samples with all training images, and a stream never has all of them"
+            )
         quality.check_images([self.measure], settings.measured, self.images, "train", allow_few=False)
         return find_inception() if quality.needs_inception([self.measure], self.images.domain) else None
 
     @property
     def measure(self) -> str:
-        """What samples are measured by in training."""
+        """The metric that measures samples in training."""
         return "kid" if self.images.domain.kind == "images" else "modes"
 
     def _tracker(self) -> trackers.Tracker | None:
         return trackers.started(self.config.trainer.tracker, self.run, self.step, self.config.tree())
 
     def train(self) -> bool:
-        """Run to the last step and write the model; False if a signal stopped it earlier, with everything saved."""
+        """Run to the last step and write the model. False if a signal stopped it earlier; then everything is saved."""
         with locked(self.run) if self.accelerator.is_main_process else contextlib.nullcontext():
             self._resume()
             try:
@@ -114,10 +114,10 @@ class Trainer:
                 self.writer.wait()
         return self.step >= self.config.trainer.steps
 
-    def _batches(self, resident: Images) -> Batches | StreamedBatches:
+    def _batches(self, images: Images) -> Batches | StreamedBatches:
         size, seed, stream = self.config.trainer.batch_size, self.config.trainer.seed, self.images.stream
         if stream is None:
-            return Batches(resident, size, seed, self.device, self.images.train_labels)
+            return Batches(images, size, seed, self.device, self.images.train_labels)
         workers = self.config.data.workers
         if workers is None:
             workers = min(FEEDING_A_GPU, os.cpu_count() or 1) if self.device.type == "cuda" else 0
@@ -146,12 +146,12 @@ class Trainer:
                     self._measure(log)
                 if stopping:
                     break
-            self.writer.wait()  # while signals are still ours
+            self.writer.wait()  # while signals are still caught
         if log:
             log.close()
 
     def trained_model(self) -> Model:
-        """The model with averaged weights, as it stands."""
+        """The model with the averaged weights of this step."""
         config, start_labels = replace(self.model.config, steps=self.step), self.model.start_labels
         return Model(config, self.model.process, copy.deepcopy(self.training.averaged()), start_labels)
 
@@ -166,14 +166,14 @@ class Trainer:
         return self.step % interval == 0 or self.step == self.config.trainer.steps
 
     def _agreed(self, asked: bool) -> bool:
-        """Whether any process was asked to stop: all stop after the same step, or none."""
+        """Whether any process was asked to stop, so that all stop after the same step."""
         if self.accelerator.num_processes == 1:
             return asked
         votes = torch.tensor([float(asked)], device=self.accelerator.device)
         return bool(self.accelerator.reduce(votes).item())
 
     def _train_steps(self, end: int, bar: tqdm[Any], asked: Callable[[], bool]) -> dict[str, float]:
-        """Train up to step `end` without waiting for the device in between; the mean loss and the speed."""
+        """Train up to step `end` without waiting for the device in between. What to log: mean loss, speed and so on."""
         start, first = time.perf_counter(), self.step
         alone = self.accelerator.num_processes == 1
         losses, norms = [], []
@@ -195,19 +195,17 @@ class Trainer:
         if self.device.type == "cuda":
             facts["gpu_memory_gb"] = round(torch.cuda.max_memory_allocated(self.device) / 1e9, 3)
         facts |= {"skipped_steps": skipped} if skipped else {}
-        return {
-            name: value for name, value in facts.items() if math.isfinite(value)
-        }  # there is none if all were skipped
+        return {name: value for name, value in facts.items() if math.isfinite(value)}  # no loss if all were skipped
 
     def _means(self, losses: Tensor, norms: Tensor) -> tuple[float, float, int]:
-        """The mean loss and norm of the steps that were taken, and how many were not; too many in a row end the run."""
+        """Mean loss and norm of the steps that were taken, and how many were skipped. Too many in a row end the run."""
         taken = norms.isfinite().cpu()
         for good in taken.tolist():
             self.skipped = 0 if good else self.skipped + 1
             if self.skipped > self.config.trainer.skip_most:
                 raise IhdmError(
                     f"training diverged before step {self.step:,}: {self.skipped} steps in a row had no finite "
-                    f"gradient. The last checkpoint is kept; try a smaller trainer.lr, a longer trainer.warmup, or "
+                    f"gradient. The last checkpoint is kept; try a smaller trainer.lr, a longer trainer.warmup or "
                     f"another trainer.seed"
                 )
         skipped = int((~taken).sum())
@@ -221,17 +219,17 @@ class Trainer:
         return self.training.step(self.step, self.batches.at(*place), self.batches.labels_at(*place))
 
     def _resume(self) -> None:
-        """Go on from the newest checkpoint, or begin the run folder."""
+        """Continue from the newest checkpoint, or start the run folder."""
         facts = checkpoint.resume(self.run / "checkpoints", self.training.state)
         if facts is not None:
             if facts["data"] != self.fingerprint:
                 raise UsageError(
                     f"the images of {self.images.name} are not those that {self.run} was started with; "
-                    f"give the old ones, or another folder with --run"
+                    f"give the same images, or another folder with --run"
                 )
             self.step = facts["step"]
             self.batches.go_on(self.step, facts["places"])
-            self.say(f"going on from step {self.step:,} of {self.config.trainer.steps:,} in {self.run}")
+            self.say(f"continuing from step {self.step:,} of {self.config.trainer.steps:,} in {self.run}")
             path = self.run / "config.toml"
             before = config_from_toml(read_text(path), str(path)).trainer
             self._warn_of_another_end(before.steps)
@@ -253,11 +251,14 @@ class Trainer:
         if settings.decay > 0 and before != settings.steps:
             self.say(
                 f"trainer.steps was {before:,}, is {settings.steps:,}: the learning rate now falls towards the new "
-                f"end, and the result is not that of one uninterrupted run"
+                f"end, so the result will differ from that of one uninterrupted run"
             )
 
     def _warn_of_another_division(self, processes: int, parts: int) -> None:
-        """Of batches, among processes or in parts: a network that does the same to each image has the same gradient."""
+        """Warn if batches are divided in another way, among processes or in parts, where that changes the gradient.
+
+        It does not if the network treats all images alike.
+        """
         own = [name for name in ("dropout", "pyramid") if getattr(self.config.network, name, None)]
         divisions = {
             "the number of processes": (processes, self.accelerator.num_processes),
@@ -266,12 +267,12 @@ class Trainer:
         for name, (before, now) in divisions.items():
             if before != now and own:
                 self.say(
-                    f"{name} was {before}, is {now}: network.{own[0]} is for each part of a batch by itself, and the "
-                    f"result is not that of one uninterrupted run"
+                    f"{name} was {before}, is {now}: network.{own[0]} acts on each part of a batch by itself, so the "
+                    f"result will differ from that of one uninterrupted run"
                 )
 
     def _save(self) -> None:
-        """Begin to write the model folder and then a checkpoint, so that a checkpoint always has its model."""
+        """Start to write the model folder and then a checkpoint, so that a checkpoint always has its model."""
         places = self._places()
         if self.accelerator.is_main_process or self.training.sharded:
             self.writer.wait()
@@ -293,12 +294,12 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _places(self) -> list[list[int]] | None:
-        """Where the stream of images stands, if they are one: each process knows its own part."""
+        """Where a stream of images stands, gathered from all processes; None if the images are no stream."""
         places = self.batches.places(self.accelerator.process_index, self.accelerator.num_processes)
         return None if places is None else self.accelerator.reduce(places.to(self.device)).tolist()
 
     def _check(self, log: Log | None) -> None:
-        """Log the held-out loss, of all levels and by band."""
+        """Log the held-out loss of all levels, and by band."""
         if (log or self.training.sharded) and len(self.images.held_out):
             losses, levels = self._held_out_losses()
             if log:
@@ -310,29 +311,19 @@ class Trainer:
         """The loss of the averaged weights on held-out images."""
         return float(self._held_out_losses()[0].mean())
 
-    @torch.no_grad()
     def _held_out_losses(self) -> tuple[Tensor, Tensor]:
-        """Of each held-out image, by the averaged weights, and its level; always with the same levels and noise.
+        """The loss of each held-out image by the averaged weights, and its level: the same levels and noise each time.
 
-        As many are computed at a time as in training, which are known to fit into memory.
+        As many images are computed at a time as in training, which are known to fit into memory.
         """
-        generator, process = torch.Generator(self.device), self.model.process
-        generator.manual_seed(mix_seed(self.config.trainer.seed, Purpose.HELD_OUT))
+        settings, images = self.config.trainer, self.images
+        generator = torch.Generator(self.device).manual_seed(mix_seed(settings.seed, Purpose.HELD_OUT))
         network = Frozen(self.training.averaged(), self.precision, self.config.engine.compile)
-        losses, levels, size, labels = [], [], self.config.trainer.batch_size, self.images.held_out_labels
-        known = itertools.repeat(None) if labels is None else labels.to(self.device).split(size)
-        for batch, label in zip(unit_batches(self.images.held_out, size), known):
-            u_0 = batch.to(self.device)
-            k, eps = process.draw(u_0.shape, generator)
-            levels.append(k)
-            for first in range(0, len(u_0), self.training.part):
-                own = slice(first, first + self.training.part)
-                knowing = told(network, None if label is None else label[own])
-                losses.append(process.loss(knowing, u_0[own], k[own], eps[own]))
-        return torch.cat(losses), torch.cat(levels)
+        sizes, labels = (settings.batch_size, self.training.part), images.held_out_labels
+        return held_out_losses(self.model.process, network, images.held_out, labels, generator, *sizes)
 
     def _measure(self, log: Log | None) -> None:
-        """Log the distance of samples from the training images: the kernel distance, of other data that of modes."""
+        """Log the distance of samples from the training images: KID, or for other data the distance of modes."""
         model = self.trained_model() if self.training.sharded or log else None
         if model and log:
             execution = Execution(self.precision, self.config.engine.compile)
@@ -368,50 +359,31 @@ class Trainer:
         )
 
     def say(self, message: str, file: TextIO | None = None) -> None:
-        """Print, in one process only."""
+        """Print in one process only."""
         if self.accelerator.is_main_process:
             print(message, flush=True, file=file)
 
 
-def by_band(losses: Tensor, levels: Tensor, K: int) -> dict[str, float]:
-    """Mean losses of images by their levels, in some bands from the finest to the coarsest."""
-    found, ends = {}, [n * K // BANDS for n in range(BANDS + 1)]
-    for low, high in itertools.pairwise(ends):
-        inside = (levels > low) & (levels <= high)
-        if bool(inside.any()):
-            found[f"held_out_loss_levels_{low + 1}_{high}"] = float(losses[inside].mean())
-    return found
-
-
 def _write_model(run: Path, model: Model) -> None:
-    """In the place of the one that is there, which may have been given a weaker network (ihdm guide): that stays."""
+    """Replace the model of a run. A weaker network that it was given (ihdm guide) stays."""
     before = run / "model"
     with replaced_folder(before) as folder:
         if (before / GUIDE).exists():
             try:
                 model = model.guided_like(before)
             except (IhdmError, OSError) as error:
-                print(f"warning: the model is written without a weaker network: {error}", file=sys.stderr)
+                print(f"warning: the model is written without its weaker network: {error}", file=sys.stderr)
         model.save_pretrained(folder)
 
 
 @contextlib.contextmanager
 def _room_advice(run: Path) -> Iterator[None]:
-    """If something cannot be written, say so in words."""
+    """If something cannot be written, say so and what to do."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         full = getattr(error, "errno", None) in FULL or "No space left" in str(error)
         raise IhdmError(
             f"{run} could not be written to ({error}); what was saved before is intact. "
-            f"{'Make room' if full else 'Mend that'}, and the same command goes on from there"
+            f"{'Free some space' if full else 'Fix that'} and run the same command to continue from there"
         ) from error
-
-
-def _resident(images: Images, device: torch.device) -> Images:
-    """The images on the device if they leave most of its memory free, else where they are."""
-    if not isinstance(images, Tensor):
-        return images
-    if device.type == "cuda" and images.nbytes > 0.4 * torch.cuda.mem_get_info(device)[0]:
-        return images
-    return images.to(device)

@@ -62,7 +62,7 @@ def test_two_processes_share_a_stream(tmp_path):
     words = [f"data.source={tmp_path / 'set'}", "data.stream=true", "data.buffer=64", "trainer.decay=0"]
     alone(tmp_path / "plain", *words)
     alone(tmp_path / "run", *words, "trainer.steps=3")
-    assert "going on from step 3" in finished(start(tmp_path / "run", 2, *words, "data.workers=1"))
+    assert "continuing from step 3" in finished(start(tmp_path / "run", 2, *words, "data.workers=1"))
     last = [[line for line in read_log(tmp_path / run) if "loss" in line][-1] for run in ("plain", "run")]
     assert last[1]["loss"] == pytest.approx(last[0]["loss"], rel=1e-3)
     files = [tmp_path / run / "checkpoints" / "step-00000006" / "manifest.json" for run in ("plain", "run")]
@@ -108,7 +108,7 @@ def test_torchruns_restart_goes_on_from_the_checkpoint(tmp_path):
     launcher = start(tmp_path / "run", 2, *settings, options=("--max-restarts", "3"))
     kill_one_worker(launcher, tmp_path / "run")
     out = finished(launcher)
-    assert "going on from step" in out and "done" in out
+    assert "continuing from step" in out and "done" in out
 
 
 RESTARTED = """
@@ -150,7 +150,7 @@ def test_divided_weights_take_the_same_steps_and_go_on_from_a_checkpoint(tmp_pat
     alone(tmp_path / "plain", *words)
     finished(start(tmp_path / "run", 2, *words, divided, "trainer.steps=3"))
     (tmp_path / "run" / "model" / "prior.safetensors").unlink()
-    assert "going on from step 3" in finished(start(tmp_path / "run", 2, *words, divided))
+    assert "continuing from step 3" in finished(start(tmp_path / "run", 2, *words, divided))
     plain, run = ({line["step"]: {} for line in read_log(tmp_path / name)} for name in ("plain", "run"))
     for found, name in ((plain, "plain"), (run, "run")):
         for line in read_log(tmp_path / name):
@@ -165,7 +165,7 @@ def test_divided_weights_take_the_same_steps_and_go_on_from_a_checkpoint(tmp_pat
         assert run[step][key] == pytest.approx(plain[step][key], rel=1e-3), (step, key)
     assert (tmp_path / "run" / "samples" / "step-00000006.png").exists()
     alone(tmp_path / "run", *words, "trainer.steps=7")
-    assert "going on from step 6" in capsys.readouterr().out
+    assert "continuing from step 6" in capsys.readouterr().out
 
 
 def test_weights_can_be_divided_among_several_processes_only(tmp_path, capsys):

@@ -12,6 +12,7 @@ from torch import Tensor
 from ihdm.data.lazy import Images
 from ihdm.noise import Purpose, mix_seed
 
+MOST_OF_A_GPU = 0.4  # of its free memory, that images may take
 AHEAD = 3  # steps whose images are decoded in advance, if they are not in memory
 
 
@@ -80,3 +81,12 @@ class Batches:
 def mirrored(u_0: Tensor, chosen: Tensor) -> Tensor:
     """The images with those that are chosen, (B,), flipped left to right."""
     return torch.where(chosen.view(-1, 1, 1, 1), u_0.flip(-1), u_0)
+
+
+def resident(images: Images, device: torch.device) -> Images:
+    """The images on the device if most of its memory stays free; otherwise where they are."""
+    if not isinstance(images, Tensor):
+        return images
+    if device.type == "cuda" and images.nbytes > MOST_OF_A_GPU * torch.cuda.mem_get_info(device)[0]:
+        return images
+    return images.to(device)
