@@ -20,7 +20,7 @@ faults: .venv/dev ## try accidents at length and run slow tests, some minutes; p
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= IHDM_FUZZ=1000 $(BIN)/python -m pytest -m 'accident or slow'
 
 docs: .venv/docs ## build the documentation as a site, in site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build # not --quiet, which would hide warnings
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build # not --quiet, which would let warnings pass
 	@echo "the site is site/index.html; to search it too: python3 -m http.server --directory site"
 
 dist: .venv/dev ## build a wheel and a source archive in dist/ and try the wheel in a separate environment
