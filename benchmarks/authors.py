@@ -1,4 +1,4 @@
-"""The authors' code (AaltoML/generative-inverse-heat-dissipation), given a checkout, in our terms."""
+"""The authors' code (AaltoML/generative-inverse-heat-dissipation), from a checkout, driven by our settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ihdm.networks.unet import UNetSettings
 
 
 def use(checkout: str | Path) -> None:
-    """Make the checkout importable; the part that reads data sets is left out, with the packages it needs."""
+    """Make the checkout importable, without the part that reads data sets and the packages that it needs."""
     if str(checkout) not in sys.path:
         sys.path.insert(0, str(checkout))
     sys.modules.setdefault("scripts.datasets", ModuleType("scripts.datasets"))
@@ -64,7 +64,7 @@ def network_namespace(network: UNetSettings) -> SimpleNamespace:
 
 
 def build_network(config: UNetSettings, shape: tuple[int, int, int]) -> nn.Module:
-    """Their U-Net; its normalisation has our number of groups, where it has too few channels for 32 in ours."""
+    """Their U-Net, normalised in as many groups as ours, which has fewer than 32 where channels are few."""
     import model_code.unet as unet
 
     unet.normalization = lambda width: nn.GroupNorm(config.groups or Norm(width).num_groups, width)
@@ -105,7 +105,7 @@ def initial_state(config: Config, shape: tuple[int, int, int]) -> dict[str, Any]
 
 
 def save_checkpoint(path: str | Path, state: dict[str, Any]) -> None:
-    """Write what their training writes; packages that their file imports to draw pictures are not needed for it."""
+    """Write what their training writes, without the packages that their file imports to draw pictures."""
     unneeded = {name: MagicMock() for name in ("cv2", "torchvision", "torchvision.utils")}
     with patch.dict(sys.modules, unneeded):
         from scripts.utils import save_checkpoint

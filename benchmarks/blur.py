@@ -2,8 +2,8 @@
 
     python benchmarks/blur.py [--sizes 28 32 64 128 256] [--reference PATH] [--device cpu]
 
-matrices, Fourier: our two ways, of which the first serves axes of up to 512 pixels. recorded: the first, replayed as
-a part of the training step is. limit: the time to read the batch once and write it twice.
+matrices, Fourier: our two ways; ihdm uses the first for axes of up to 512 pixels. recorded: the first, replayed as in
+a training step. limit: the time to read the batch once and write it twice.
 """
 
 from __future__ import annotations

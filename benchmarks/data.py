@@ -1,4 +1,4 @@
-"""Images that can be decoded in a second, by format and size, from a zip archive or a stream; and a checkpoint's cost.
+"""How many images a second can be decoded, from a zip archive or a stream, and what a checkpoint costs.
 
 python benchmarks/data.py [--count 512]
 """
@@ -68,7 +68,7 @@ def shard_kinds() -> list[str]:
 
 
 def smooth_picture(size: int, seed: int) -> Image.Image:
-    """With the detail of a photograph rather than of noise."""
+    """A picture with the detail of a photograph rather than of noise."""
     coarse = np.random.default_rng(seed).integers(0, 256, (size // 4, size // 4, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((size, size), Image.Resampling.BICUBIC)
 
@@ -94,7 +94,7 @@ def decoding(folder: Path, size: int, suffix: str, count: int) -> list[str]:
 
 
 def streaming(folder: Path, size: int, kind: str, count: int) -> list[str]:
-    """Batches of 128 from 16 shards."""
+    """Images a second, in batches of 128 from 16 shards."""
     source = folder / f"{size}-{kind}"
     source.mkdir()
     contents = [encoded(size, i, "png") for i in range(count)]
@@ -138,7 +138,7 @@ def checkpointing(folder: Path) -> list[list[str]]:
     copying = seconds(lambda: held.append(checkpoint.Snapshot.of(state, 1, "")))
     writing = seconds(lambda: checkpoint.save(folder / "checkpoints", held[0], keep=1))
     reading = seconds(lambda: checkpoint.load(folder / "checkpoints" / "step-00000001", state))
-    times = {"copied to the host, while training waits": copying, "written, while it goes on": writing}
+    times = {"copied to the host, while training waits": copying, "written, while it continues": writing}
     return [[what, f"{taken:.2f}"] for what, taken in (times | {"read and checked": reading}).items()]
 
 

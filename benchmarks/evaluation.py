@@ -1,9 +1,9 @@
-"""Seconds that measuring a model takes, beside making its samples; and, given CIFAR-10, figures that can be checked.
+"""How long measuring a model takes, apart from making its samples; and, given CIFAR-10, figures that can be checked.
 
     python benchmarks/evaluation.py [--data cifar10] [--inception PATH] [--device cpu]
 
-Images are random ones of 32x32 in colour, 50,000 to learn from and 10,000 others, unless data are given. On a CPU only
-512 images go through Inception, and features are random.
+Without --data the images are random ones of 32x32 pixels in colour, 50,000 for training and 10,000 held out. On a CPU
+only 512 images go through Inception, and the features are random.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def feature_rows(images: ImageSet, path: Path, device: torch.device) -> list[lis
 
 
 def print_prior_terms(images: ImageSet, device: torch.device, where: str) -> None:
-    """L_K over sigma_B,max (App. C.4), and for some images from pixels, in float64, term by term."""
+    """L_K for each sigma_B,max (App. C.4); for some images also from pixels, in float64, term by term."""
     rows = []
     for width in WIDTHS:
         terms = prior_terms(images, float(width), device)

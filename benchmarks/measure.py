@@ -1,4 +1,4 @@
-"""What the benchmarks share: time, memory, counted arithmetic, the machine's own limit, and a table."""
+"""What the benchmarks share: time, memory, counted arithmetic, the machine's limit, and a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = ["digits", "mnist-small"]
 def milliseconds(
     work: Callable[[], Any], device: torch.device, repeats: int = 9, warmup: int = 2, calls: int = 1
 ) -> float:
-    """The median time of one call, to the end of what it started on the device, of several made without waiting."""
+    """The median time of one call, including what it starts on the device; `calls` calls are timed together."""
     for _ in range(warmup):
         work()
     times = []
@@ -35,7 +35,7 @@ def milliseconds(
 
 
 def least_ms(works: Sequence[Callable[[], Any]], device: torch.device, repeats: int) -> list[float]:
-    """The least time of each, in turns; on a CPU the processor's own, as others may be at work on the machine."""
+    """The least time of each, run in turns; on a CPU in processor time, because others may be using the machine."""
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     times: list[list[float]] = [[] for _ in works]
     for _ in range(repeats):
@@ -67,7 +67,7 @@ def peak_flops(device: torch.device) -> float:
 
 
 def peak_bytes(device: torch.device) -> float:
-    """The most memory that tensors took on a GPU since the last call; not known on a CPU."""
+    """The most memory that tensors took on a GPU since the last call; NaN on a CPU."""
     if device.type != "cuda":
         return float("nan")
     most = torch.cuda.max_memory_allocated()
@@ -78,19 +78,19 @@ def peak_bytes(device: torch.device) -> float:
 
 
 def chosen_presets(names: Sequence[str] | None, device: torch.device) -> dict[str, Config]:
-    """The presets to measure, with the public code's strided convolutions: the same arithmetic on both sides."""
+    """The presets to measure, with the public code's strided convolutions, so that both sides compute the same."""
     names = names or (PAPER if device.type == "cuda" else SMALL)
     settings = ["network.resample=conv", f"engine.device={device.type}"]
     return {name: load_config(name, settings) for name in names}
 
 
 def image_shape(config: Config) -> tuple[int, int, int]:
-    """(C, H, W); the digits' preset leaves it to the data."""
+    """(C, H, W); where a preset leaves them to the data, those of the digits."""
     return (config.data.channels or 1, *(config.data.size or (8, 8)))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table that is Markdown too."""
+    """Print a table that is also Markdown."""
     lines = [list(columns), ["-" * len(column) for column in columns], *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     print(f"\n{title}\n")

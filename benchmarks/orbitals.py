@@ -1,8 +1,8 @@
-"""Samples of the preset orbitals beside real ones and faulty ones: python benchmarks/orbitals.py MODEL
+"""Samples of the preset orbitals beside real orbitals and faulty ones: python benchmarks/orbitals.py MODEL
 
-parity: an orbital keeps its values under inversion through the nucleus, or changes their signs alone, so that
-|<psi, inverted psi>| / <psi, psi> is 1. overlap: its positive and its negative part are nowhere both there, so that
-2 <positive, negative> / <psi, psi> is 0. modes, spectrum: the distances of `ihdm evaluate` from the training set.
+parity: under inversion through the nucleus the values of an orbital stay the same or only change sign, so that
+|<psi, inverted psi>| / <psi, psi> is 1. overlap: its positive and negative parts are nowhere in the same place, so that
+2 <positive, negative> / <psi, psi> is 0. modes, spectrum: distances from the training set as in `ihdm evaluate`.
 kinds: how many are nearest to a 1s, 2p, 3d and 4f of the training set.
 """
 

@@ -1,8 +1,8 @@
-"""What smaller grids for coarse levels save (network.pyramid): arithmetic, and the time to train and to sample.
+"""What small grids for coarse levels (network.pyramid) save: arithmetic, and the time to train and to sample.
 
     python benchmarks/pyramid.py [--preset cifar10-small] [--pyramids none 77 77,116] [--set network.channels=32 ...]
 
-Operations are those of a forward pass, a mean over all levels. Images are noise, which takes as long as any.
+Operations are those of a forward pass, averaged over all levels. The images are noise, which takes as long as any.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ihdm.trainer import Trainer
 
 
 def mean_flops(config: Config, shape: tuple[int, int, int]) -> float:
-    """Of one image's forward pass, all levels being as frequent."""
+    """The operations of one image's forward pass, averaged over all levels."""
     K, pyramid = config.process.K, config.network.pyramid
     levels = [after - before for before, after in zip([1, *pyramid], [*pyramid, K + 1])]
     by_depth = [
@@ -40,8 +40,8 @@ def main() -> None:
     parser.add_argument("--preset", default="cifar10-small")
     parser.add_argument("--pyramids", nargs="+", default=["none", "77", "77,116", "77,116,155"])
     parser.add_argument("--set", nargs="+", default=[])
-    parser.add_argument("--images", type=int, help="to sample at a time; default: 1024 on a GPU, 8 on a CPU")
-    parser.add_argument("--repeats", type=int, default=9, help="training steps; samples are made a third as often")
+    parser.add_argument("--images", type=int, help="how many to sample at a time; default: 1024 on a GPU, 8 on a CPU")
+    parser.add_argument("--repeats", type=int, default=9, help="training steps; sampling is repeated a third as often")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -55,7 +55,7 @@ def main() -> None:
         data = ImageSet("noise", images, images[:0])
         trainers = [Trainer(config, data, Path(run) / str(n)) for n, config in enumerate(configs)]
         works = [trainer.train_step for trainer in trainers]
-        measure.least_ms(works, device, 3)  # the first ones are recorded
+        measure.least_ms(works, device, 3)  # the first steps are recorded
         training = measure.least_ms(works, device, options.repeats)
     execution = Execution(trainers[0].precision, batch_size=count)
     samples = [partial(trainer.trained_model().sample, count, execution=execution) for trainer in trainers]

@@ -1,10 +1,10 @@
-"""Images per second of sampling, ours and, given a checkout of it, the authors'.
+"""How many images a second are sampled, by our code and, given a checkout, by the authors'.
 
     python benchmarks/sampling.py [--presets mnist cifar10 ...] [--batch-size N] [--reference PATH]
 
-One step of the chain is timed, on the authors' side a chain of a few; images/s are for all steps of the preset, one
-for each of its K levels, which cost the same. On a CPU that others use, `--in-turns 60` prints the processor's time of
-the network and of a step, the least of 60, ours and theirs in turns.
+One step of our chain is timed, and a short chain of the authors'. images/s is for all steps of the preset, one for each
+of its K levels, which all cost the same. On a CPU that others use, `--in-turns 60` prints the processor time of the
+network and of a step, the least of 60, running ours and theirs in turns.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ihdm.networks import build_network
 from ihdm.noise import SeededNoise
 from ihdm.sampler import reverse_step
 
-MANY = 1024  # images, for which the batch size is chosen
+MANY = 1024  # the number of images for which the batch size is chosen
 
 Work = Callable[[], Tensor]
 
 
 def ours(config: ModelConfig, batch: int, device: torch.device, repeats: int) -> tuple[float, float, float]:
-    """Milliseconds of one level, seconds to the first, bytes of memory."""
+    """Milliseconds for one level, seconds until the first is done, bytes of memory."""
     start = time.perf_counter()
     _, step = our_work(config, batch, device)
     with torch.no_grad():
@@ -60,7 +60,7 @@ def our_work(config: ModelConfig, batch: int, device: torch.device) -> tuple[Wor
 
 
 def execution(config: ModelConfig, device: torch.device) -> Execution:
-    """As `ihdm sample` computes."""
+    """How `ihdm sample` computes."""
     return Execution(choose_precision("auto", device, config.shape[1] * config.shape[2]))
 
 
@@ -73,7 +73,7 @@ def build(config: ModelConfig, device: torch.device) -> Model:
 
 
 def theirs(config: Config, shape: tuple[int, int, int], batch: int, device: torch.device, levels: int) -> float:
-    """Milliseconds of one level of the authors' chain."""
+    """Milliseconds for one level of the authors' chain."""
     _, chain = their_work(config, shape, batch, device, levels)
     ms = measure.milliseconds(chain, device, repeats=3, warmup=1) / levels
     measure.peak_bytes(device)
@@ -83,7 +83,7 @@ def theirs(config: Config, shape: tuple[int, int, int], batch: int, device: torc
 def their_work(
     config: Config, shape: tuple[int, int, int], batch: int, device: torch.device, levels: int
 ) -> tuple[Work, Work]:
-    """The authors' network, and a chain of so many steps."""
+    """The authors' network, and a chain of `levels` steps."""
     short = config.with_settings([f"process.K={levels}"])
     network = authors.build_network(config.network, shape).to(device).eval()
     for parameter in network.parameters():
@@ -95,7 +95,7 @@ def their_work(
 def in_turns(
     config: Config, model: ModelConfig, batch: int, device: torch.device, repeats: int
 ) -> tuple[list[float], list[float]]:
-    """Milliseconds of network and step, ours and theirs: the processor's, the least of those in turns."""
+    """Milliseconds for the network and for a step, ours and theirs: the least of `repeats`, run in turns."""
     works = [*our_work(model, batch, device), *their_work(config, model.shape, batch, device, levels=1)]
     with torch.no_grad():
         found = measure.least_ms(works, device, repeats)

@@ -1,9 +1,9 @@
-"""Milliseconds of one training step, ours and, given a checkout of it, the authors'.
+"""How many milliseconds a training step takes, in our code and, given a checkout, in the authors'.
 
     python benchmarks/training.py [--presets mnist cifar10 ...] [--batch-size N] [--reference PATH] [--device cpu]
 
-By default the five sizes of the paper on a GPU, the two smallest presets on a CPU. start: seconds from nothing to the
-end of the first step, with all that is compiled and chosen on the way.
+By default it measures the five sizes of the paper on a GPU and the two smallest presets on a CPU. start: seconds from
+nothing to the end of the first step, including everything that is compiled and chosen on the way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CALLS = 3  # steps that are timed together: training does not wait for the devic
 
 
 def ours(name: str, config: Config, device: torch.device, repeats: int) -> tuple[float, float, float]:
-    """Milliseconds of a step, seconds to the first, bytes of memory."""
+    """Milliseconds for a step, seconds until the first is done, bytes of memory."""
     images = torch.randint(0, 256, (max(256, config.trainer.batch_size), *measure.image_shape(config)))
     with tempfile.TemporaryDirectory() as run:
         start = time.perf_counter()

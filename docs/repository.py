@@ -1,6 +1,6 @@
-"""Makes a site of the pages that GitHub shows: a hook of mkdocs, named in mkdocs.yml.
+"""Makes a site of the pages that GitHub shows: a hook for mkdocs, named in mkdocs.yml.
 
-Pages link to files outside of docs/. On the site those are pages too, below source/, so that it needs no other host.
+Pages link to files outside docs/. On the site these files are pages too, under source/, so that it needs no other host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FENCE, ITEM = re.compile(r"```|~~~"), re.compile(r"[-*] |1\. ")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add a page for every file of the repository that is named or that a page links to."""
+    """Add a page for every file in NAMED and every file of the repository that a page links to."""
     waiting = [*NAMED, *(path_of(file.src_uri) for file in files.documentation_pages())]
     seen = set(waiting)
     while waiting:
@@ -37,7 +37,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links as they are on the site; and a line before each list, which GitHub does without."""
+    """Turn links into those of the site, and put an empty line before each list, which GitHub does not need."""
     uri, lines, fenced = page.file.src_uri, [""], False
     for line in markdown.splitlines():
         fenced ^= bool(FENCE.match(line))
@@ -50,13 +50,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def target(path: str, link: str) -> str:
-    """The file of the repository that a link in another means; of a folder, its README."""
+    """The file of the repository that a link in another file points to; for a folder, its README."""
     found = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
     return f"{found}/README.md" if (ROOT / found).is_dir() else found
 
 
 def moved(uri: str, link: str) -> str:
-    """A link in a page of the site that meant a file of the repository."""
+    """The link, in a page of the site, that leads to where a link between files of the repository led."""
     return posixpath.relpath(uri_of(target(path_of(uri), link)), posixpath.dirname(uri) or ".")
 
 

@@ -1,4 +1,4 @@
-"""How long drum hits last and how bright they are, real ones beside those of a model with labels (docs/domains.md).
+"""How long drum hits last and how bright they sound: real ones beside those of a model with labels (docs/domains.md).
 
 python examples/drum_figures.py MODEL HITS [REAL.png]
 """
@@ -18,12 +18,12 @@ from ihdm.pictures import grid
 
 EACH = 16  # samples of each kind
 DRAWN = 5  # real hits of each kind, in a column
-FRAMES = 125  # a second, to measure loudness in
+FRAMES = 125  # per second, in which loudness is measured
 FADED = 0.01  # of the power of the loudest frame
 
 
 def decay(x: Tensor, rate: int) -> Tensor:
-    """Seconds from the loudest frame to the last that is less than 20 dB softer, of sounds (N, samples)."""
+    """Seconds from the loudest frame to the last one less than 20 dB softer, for sounds (N, samples)."""
     power = x.unfold(1, rate // FRAMES, rate // FRAMES).square().mean(2)
     heard = power > FADED * power.amax(1, keepdim=True)
     last = (heard * torch.arange(heard.shape[1])).amax(1)

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 SUFFIXES = {".wav", ".flac", ".aiff"}
-KINDS = {  # by the names that kits give their files; the first that fits
+KINDS = {  # patterns for the names that kits give their files; the first that matches counts
     "kick": r"kick|^bd|bassdrum|_bd_|hse_k_",
     "snare": r"snare|^sn\d?_|^sd_|_sn_",
     "hat": r"hat|^hh|^ho_|chh|ohh|_hh_",
@@ -22,7 +22,7 @@ KINDS = {  # by the names that kits give their files; the first that fits
 
 
 def kind_of(name: str) -> str | None:
-    """What a file holds; None: something else, or nobody knows what."""
+    """The kind of drum in a file; None if it is something else, or unknown."""
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name.lower())), None)
 
 

@@ -2,7 +2,7 @@
 
     python examples/globe_check.py globe.npz fields/ january/ july/
 
-The folders are of `ihdm sample --out`: of all months, of January and of July.
+The folders are written by `ihdm sample --out`: one for all months, one for January and one for July.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from ihdm import GraphLaplacian
 
 PLACES = {"Arabian Sea": (10, 60), "Tasman Sea": (-38, 160), "North Atlantic": (45, -35)}  # latitude, longitude
-BANDS = ((1, 4), (4, 9), (9, 16), (16, 30))  # degrees l of spherical harmonics; l^2 eigenvectors come before
+BANDS = ((1, 4), (4, 9), (9, 16), (16, 30))  # degrees l of spherical harmonics; l^2 eigenvectors come before degree l
 
 
 def nearest(positions, latitude, longitude):
-    """The node nearest to a place."""
+    """The index of the node nearest to a place."""
     north, east = np.radians(latitude), np.radians(longitude)
     return int((positions @ [np.cos(north) * np.cos(east), np.cos(north) * np.sin(east), np.sin(north)]).argmax())
 

@@ -36,9 +36,10 @@ def sphere(n):
 
 
 def at_nodes(fields, longitudes, latitudes, nodes):
-    """Fields (N, latitudes, longitudes) on an even grid of the whole globe, at nodes, between the four nearest points.
+    """Interpolate fields (N, latitudes, longitudes) from an even grid of the whole globe to nodes.
 
-    Degrees; longitudes go round once, latitudes from one pole to the other.
+    A value at a node is interpolated between the four nearest grid points. Longitudes, in degrees, go round once, and
+    latitudes from pole to pole.
     """
     x, y, z = nodes.T
     column = (np.degrees(np.arctan2(y, x)) - longitudes[0]) / (longitudes[1] - longitudes[0]) % len(longitudes)

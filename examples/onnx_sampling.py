@@ -1,4 +1,4 @@
-"""Sample from an exported model with NumPy and onnxruntime alone; nothing here imports ihdm or torch.
+"""Sample from an exported model with NumPy and onnxruntime alone, without ihdm and torch.
 
 ihdm export mnist-ready digits/ --format onnx
 python examples/onnx_sampling.py digits/ --n 16 --out digits.png
@@ -16,16 +16,16 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-VERSION = 1  # of the exports that this program knows
+VERSION = 1  # of the exports that this program can read
 
 
 def sample(
     folder: Path, n: int, seed: int = 0, threads: int = 0, label: tuple[str, ...] = (), guidance: float = 1.0
 ) -> np.ndarray:
-    """n images (n, C, H, W) in [0, 1]; image i depends, up to rounding, on the seed and i alone.
+    """n images (n, C, H, W) in [0, 1]. Image i depends only on the seed and i, up to rounding.
 
-    label: names or numbers, given to the images in turn; unless given, as often as in the training set. guidance: how
-    much they count, 1 as in training.
+    label: names or numbers, given to the images in turn; by default in the proportions of the training set. guidance:
+    how much they count, 1 as in training.
     """
     about = json.loads((folder / "chain.json").read_text(encoding="utf-8"))
     if about["export"] != VERSION:
@@ -49,16 +49,16 @@ def sample(
 
 
 def labels(about: dict, chances: list, label: tuple[str, ...], guidance: float) -> dict[str, np.ndarray]:
-    """What the programs are told of each image, if the model knows labels: their numbers."""
+    """What else the programs take if the model knows labels: the number of each image's label."""
     names = about.get("labels", [])
     if not 0 <= guidance < np.inf:
-        sys.exit(f"guidance is a number from 0 (no label) over 1 (the label's own answer) up, not {guidance}")
+        sys.exit(f"guidance must be a number from 0 up (0: the label is ignored, 1: as in training), not {guidance}")
     if not names and (label or guidance != 1):
         sys.exit("the model knows no labels, and takes neither labels nor guidance")
     if not names:
         return {}
-    by_name = any(name.isdecimal() for name in names)  # a number is then no other label's place
-    numbers = {str(number): number for number in range(len(names) * by_name, len(names) + 1)}  # the last for no label
+    by_name = any(name.isdecimal() for name in names)  # then a number never means a position
+    numbers = {str(number): number for number in range(len(names) * by_name, len(names) + 1)}  # the last: no label
     numbers |= {name: number for number, name in enumerate(names)}
     for name in label:
         if name not in numbers:
@@ -69,9 +69,9 @@ def labels(about: dict, chances: list, label: tuple[str, ...], guidance: float) 
 
 
 def write_png(path: Path, pixels: np.ndarray) -> None:
-    """A picture (height, width, 1 or 3), uint8, as the PNG specification has it."""
+    """Write a picture (height, width, 1 or 3), uint8, by the PNG specification."""
     height, width, channels = pixels.shape
-    rows = np.pad(pixels.reshape(height, -1), ((0, 0), (1, 0))).tobytes()  # each begins with its filter: none
+    rows = np.pad(pixels.reshape(height, -1), ((0, 0), (1, 0))).tobytes()  # each row begins with its filter type: none
     header = struct.pack(">2I5B", width, height, 8, {1: 0, 3: 2}[channels], 0, 0, 0)
     parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
     chunks = [struct.pack(">I", len(d)) + t + d + struct.pack(">I", zlib.crc32(t + d)) for t, d in parts]
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--n", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--label", nargs="+", default=[], metavar="NAME", help="what the images are to be, in turn")
+    parser.add_argument("--label", nargs="+", default=[], metavar="NAME", help="what the images should show, in turn")
     parser.add_argument("--guidance", type=float, default=1.0, help="how much the label counts; 1 as in training")
     parser.add_argument("--threads", type=int, default=0, help="0: as many as there are cores")
     parser.add_argument("--out", type=Path, default=Path("samples.png"), help="all images, side by side")

@@ -1,4 +1,4 @@
-"""A process and a network of one's own, and all of ihdm with them (docs/your-own-process.md):
+"""A process and a network of your own, and all of ihdm with them (docs/your-own-process.md):
 
 python examples/own_process.py train digits --run runs/faded --set process.kind=fading network.kind=mixer
 python examples/own_process.py sample runs/faded --steps 5
@@ -68,19 +68,19 @@ class Fading(Process):
 
 @NETWORKS.register("mixer")
 class Mixer(nn.Module):
-    """Blocks that mix neighbouring pixels, then the numbers of each pixel; level and kind are told to all pixels."""
+    """Blocks that mix neighbouring pixels, then the numbers of each pixel; every pixel is told level and kind."""
 
     @dataclass(frozen=True)
     class Settings:
-        width: int = setting(32, "numbers that stand for each pixel", least=2, most=65_536)
-        depth: int = setting(4, "blocks, each of which looks three pixels further", least=1, most=1000)
-        kinds: int = setting(0, "kinds of images that it can be told of, as a condition", least=0, most=1_000_000)
+        width: int = setting(32, "how many numbers represent each pixel", least=2, most=65_536)
+        depth: int = setting(4, "number of blocks, each of which looks three pixels further", least=1, most=1000)
+        kinds: int = setting(0, "number of kinds of images that a condition can name", least=0, most=1_000_000)
 
     def __init__(self, channels: int, width: int, depth: int, kinds: int):
         super().__init__()
         self.enter, self.leave = nn.Conv2d(channels, width, 3, padding=1), nn.Conv2d(width, channels, 1)
         self.level = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
-        self.kind = nn.Embedding(1 + kinds, width)  # the first is for not being told
+        self.kind = nn.Embedding(1 + kinds, width)  # the first stands for no condition
         self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
 
     @classmethod
@@ -110,7 +110,7 @@ class Block(nn.Module):
 
 
 def waves(k: Tensor, width: int) -> Tensor:
-    """A number as cosines and sines of many frequencies."""
+    """Each number as cosines and sines of many frequencies."""
     frequencies = torch.exp(-math.log(10_000) * torch.arange(width // 2, device=k.device) * 2 / width)
     angles = k[:, None] * frequencies
     return nn.functional.pad(torch.cat([angles.cos(), angles.sin()], dim=1), (0, width % 2))

@@ -2,7 +2,7 @@
 
     python examples/smaller_model.py runs/mnist-small small/
 
-The model that comes with the package was made so.
+The models that come with the package were made this way.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The pictures in docs/app.md, as the page shows itself today: python docs/app/pictures.py
+"""Takes the pictures in docs/app.md again: python docs/app/pictures.py
 
-It needs chromium, playwright and the package with its page: pip install -e '.[app]' playwright.
+It needs chromium, playwright, and the package with the extra app: pip install -e '.[app]' playwright.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 HERE = Path(__file__).parent
 WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 420, "height": 860}
 COLOURS = 256  # of the saved pictures, which halves their size
-PAGES = {  # by address: tabs, and the picture in each
+PAGES = {  # for each address: its tabs, and a picture in each of them
     "": {"Generate": "generated"},
     "mnist-ready": {"Brightness and shape": "table", "Interpolate": "moving", "Branch": "path", "Restore": "versions"},
 }
@@ -51,7 +51,7 @@ def main() -> None:
 
 def save(page: Page, name: str, whole: bool = True) -> None:
     page.mouse.move(0, 0)
-    page.wait_for_timeout(1000)  # transitions end
+    page.wait_for_timeout(1000)  # until transitions have ended
     with Image.open(io.BytesIO(page.screenshot(full_page=whole))) as shot:
         small = shot.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
         small.save(HERE / f"{name}.png", optimize=True)

@@ -1,1 +1,1 @@
-"""The web page: `studio.py` computes, `tabs/` and `page.py` show."""
+"""The web page: `studio.py` computes, `tabs/` and `page.py` display."""

@@ -1,8 +1,8 @@
-"""Whom the page answers: requests to an address that is its own, from nobody else's web page.
+"""Which requests the page answers: those to one of its own addresses that do not come from another site's page.
 
-A page elsewhere can let its own name point to this machine (DNS rebinding), or send forms and files to an address that
-it guesses. Browsers say in the headers Host, Origin and Sec-Fetch-Site what goes on; programs that are no browsers need
-not say it, and have nothing to gain from it.
+Another site can make its own name point to this machine (DNS rebinding), or send forms and files to an address that it
+guesses. Browsers reveal this in the headers Host, Origin and Sec-Fetch-Site. Programs other than browsers can send
+whatever headers they like, but gain nothing by it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 from ihdm.errors import UsageError
 
 ADDRESS = (
-    "This page answers only at its own addresses, and that is none of them. If it is meant to be reached by this name, "
+    "This page answers only at its own addresses, and this is not one of them. If it should be reachable by this name, "
     "start it with: ihdm app --allow-host NAME\n"
 )
 ELSEWHERE = (
-    "This page takes requests only from itself, and this one came from a page elsewhere. If that is the page itself "
-    "behind a proxy, start it with: ihdm app --allow-host NAME, the name in the address bar.\n"
+    "This page takes requests only from itself, and this one came from a page at another address. If that is this same "
+    "page behind a proxy, start it with: ihdm app --allow-host NAME, where NAME is the name in the address bar.\n"
 )
 WRITTEN = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]+)?")
 HEADERS = [(b"content-type", b"text/plain; charset=utf-8"), (b"x-content-type-options", b"nosniff")]
@@ -30,9 +30,9 @@ HEADERS = [(b"content-type", b"text/plain; charset=utf-8"), (b"x-content-type-op
 
 @dataclass(frozen=True)
 class Addresses:
-    """What names the page, in lower case: on this machine, on others if it listens to them, and what a user adds.
+    """The names of the page, in lower case: on this machine, on other machines if it listens to them, and added ones.
 
-    listens: the address that it listens on. added: names, with a port or for any.
+    listens: the address that it listens on. added: further names, each with a port or for any port.
     """
 
     listens: str
@@ -50,10 +50,10 @@ class Addresses:
         return cls(listens.lower(), names)
 
     def has(self, authority: str) -> bool:
-        """Whether a name, with or without a port, leads here.
+        """Whether a name, with or without a port, is one of the page's.
 
-        The port may be any, as behind a tunnel. Nobody can make a number or localhost lead elsewhere, but only numbers
-        of this machine itself lead to a page that listens to nobody else.
+        Any port will do, because there may be a tunnel. Nobody can make localhost or an IP address point elsewhere, so
+        these are safe; but a page that listens only to this machine has only loopback addresses.
         """
         authority = authority.lower()
         name = _name(authority)
@@ -74,7 +74,7 @@ class Addresses:
             return self.listens != "localhost"
 
     def refusal(self, scope: Mapping[str, Any]) -> str | None:
-        """Why a request is not answered, if it is not."""
+        """Why a request is refused; None if it is answered."""
         headers: dict[str, list[str]] = {}
         for key, value in scope["headers"]:
             headers.setdefault(key.decode("latin-1").lower(), []).append(value.decode("latin-1"))
@@ -91,7 +91,7 @@ class Addresses:
 
 
 class Door:
-    """Answers 403 with a sentence to whom the page does not answer."""
+    """Refuses requests with a 403 and, unless they are for a websocket, a sentence that says why."""
 
     def __init__(self, app: Callable[..., Awaitable[None]], addresses: Addresses):
         self.app, self.addresses = app, addresses
@@ -101,19 +101,19 @@ class Door:
         if why is None:
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008, "reason": ""})  # before it is open: 403
+            await send({"type": "websocket.close", "code": 1008, "reason": ""})  # closed before it is open: 403
         else:
             await send({"type": "http.response.start", "status": 403, "headers": HEADERS})
             await send({"type": "http.response.body", "body": why.encode()})
 
 
 def _name(authority: str) -> str:
-    """Without the port, and of numbers like [::1] without the brackets; nothing if it is written in another way."""
+    """The name without its port, and without brackets as in [::1]; empty if it is not written like a name."""
     found = WRITTEN.fullmatch(authority)
     return (found[1] or found[2]) if found else ""
 
 
 def _visit(scope: Mapping[str, Any], headers: Mapping[str, list[str]]) -> bool:
-    """Whether somebody follows a link to the page, which is the one thing that other sites may ask for."""
+    """Whether somebody follows a link to the page, the only request that another site may cause."""
     page = scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and scope["path"] == "/"
     return page and headers.get("sec-fetch-mode") == ["navigate"] and headers.get("sec-fetch-dest") == ["document"]

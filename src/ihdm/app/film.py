@@ -1,4 +1,4 @@
-"""A path kept for looking at: its states at some of the levels."""
+"""A path kept to be looked at: its states at some of the levels."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MOST = 51  # levels that are kept
 
 @dataclass(frozen=True)
 class Film:
-    """States of a path by level, coarsest first; as bytes unless they are to be walked on from.
+    """States of a path by level, coarsest first; kept as bytes, or exactly if paths will continue from them.
 
-    visited: all levels of the path, of which some are kept.
+    visited: all levels of the path, of which only some are kept.
     """
 
     visited: Sequence[int]
@@ -54,7 +54,7 @@ class Film:
         return replace(self, states={k: u[i : i + 1] for k, u in self.states.items()})
 
     def then(self, later: Film) -> Film:
-        """This path down to where another begins, and on with that."""
+        """This path up to where another begins, followed by that one."""
         level = later.visited[0]
         visited = [*(k for k in self.visited if k > level), *later.visited]
         return replace(self, visited=visited, states={k: u for k, u in self.states.items() if k > level} | later.states)

@@ -1,4 +1,4 @@
-"""What a tab shows before anybody has asked for anything: its own settings' result, made while nobody else computes."""
+"""What a tab shows before anybody asks for anything: the result of its initial settings, made when nobody computes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ihdm.errors import IhdmError
 
 Work = Callable[..., Iterator[tuple[Any, ...]]]
 DONE = object()
-AWAY = 1.0  # seconds without a step of a visitor's work, after which ours goes on
+AWAY = 1.0  # after so many seconds without a step of a visitor's work, ours continues
 
 
 @dataclass(frozen=True)
 class Turns:
-    """Steps of the model, one at a time, a visitor's before our own."""
+    """Runs steps of the model one at a time, a visitor's before our own."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    visited: list[float] = field(default_factory=lambda: [-AWAY])  # when a visitor's work last went on
+    visited: list[float] = field(default_factory=lambda: [-AWAY])  # when a visitor's work last took a step
     ended: threading.Event = field(default_factory=threading.Event)
 
     def visitor(self, steps: Iterator[Any]) -> Iterator[Any]:
@@ -52,7 +52,7 @@ class Turns:
 
 @dataclass
 class First:
-    """One tab's: the work, what it is given, and what came of it, once it is `ready`; None if it cannot be done."""
+    """A tab's first result: the work, its arguments, and what it found once it is `ready`; None if it failed."""
 
     work: Work
     given: Sequence[Any]
@@ -62,7 +62,7 @@ class First:
 
 @dataclass(frozen=True)
 class Firsts:
-    """Those of all tabs."""
+    """The first results of all tabs."""
 
     turns: Turns = field(default_factory=Turns)
     all: list[First] = field(default_factory=list)
@@ -72,16 +72,16 @@ class Firsts:
         return self.all[-1]
 
     def make(self, folder: Path) -> None:
-        """All of them, one after another; their files go into a folder that must stay."""
+        """Compute them all, one after another. Their files go into a folder that must stay while the page is shown."""
         for number, first in enumerate(self.all):
             place = folder / str(number)
             place.mkdir(parents=True)
             try:
                 for found in self.turns.own(first.work(place, *first.given)):
                     first.found = found
-            except IhdmError:  # who presses the button is told; until then there is nothing to show
+            except IhdmError:  # whoever presses the button is told why; until then there is nothing to show
                 first.found = None
-            except Exception:  # the terminal says what; the other tabs, and visitors, can do without
+            except Exception:  # the terminal shows it; the other tabs, and visitors, can do without this result
                 traceback.print_exc()
                 first.found = None
             finally:

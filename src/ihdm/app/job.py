@@ -1,7 +1,7 @@
-"""What every tab has: a button that computes, one that cancels, and a line that says how far it is.
+"""What every tab has: a button that computes, one that cancels, and a line that reports progress.
 
 One state, one result: what is shown belongs to the settings beside it. When these change, and when work begins, fails
-or is cancelled, all that it would fill is emptied. Browsers do so by themselves, before anything else can happen.
+or is cancelled, all of its outputs are emptied. Browsers do this by themselves, before anything else can happen.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from ihdm.errors import IhdmError
 
 QUIET: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 WRONG = "Something went wrong; the terminal says what."
-EVERY = 0.25  # seconds between pictures that are shown while one computes
-CHANGES = ("input", "release", "upload", "clear", "delete")  # events of fields that a visitor changes
+EVERY = 0.25  # seconds between the pictures that are shown during a computation
+CHANGES = ("input", "release", "upload", "clear", "delete")  # events by which a visitor changes a field
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A tab's cancel button and status line; `begun` are events that end when a visitor does something."""
+    """A tab's cancel button and status line; `begun` holds events that end when a visitor does something."""
 
     cancel: gr.Button
     status: gr.HTML
@@ -47,7 +47,7 @@ class Bench:
         return cls(cancel, gr.HTML(said(""), elem_classes="status"), page, firsts)
 
     def begin(self, work: Work, fields: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Let visitors find something: what work on the fields as they are yields last, as soon as it is there."""
+        """Show visitors a first result as soon as it is ready: what the work yields last for the initial settings."""
         given = [each.value for each in fields]
         first = self.firsts.add(work, given)
 
@@ -63,7 +63,7 @@ class Bench:
         options: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         showing = self.page.load(show, None, [self.status, *outputs], concurrency_limit=None, **options)
         self.begun.append(showing)
-        # Who is quick has changed a field before it came.
+        # A quick visitor may have changed a field before the result came.
         seen = [output for output in outputs if not isinstance(output, gr.State)]
         same = f"now.every((value, i) => value === {json.dumps(given)}[i])"
         js = f"(...now) => {same} ? {_untouched(seen)} : {json.dumps([*map(emptied, seen)])}"
@@ -78,12 +78,12 @@ class Bench:
         fields: Sequence[Any] | None = None,
         rolls: tuple[gr.Button, Sequence[gr.Number]] | None = None,
     ) -> None:
-        """Let a button start some work, one piece at a time for all visitors together.
+        """Let a button start some work. Only one piece of work runs at a time, for all visitors together.
 
-        work: is given a folder for its files and the inputs, and yields what the status line says, then a value for
-        each of the outputs.
-        fields: those whose change makes the outputs those of another state; all inputs, unless told.
-        rolls: a button that puts random numbers into fields, and starts the work too.
+        work: takes a folder for its files, then the inputs; yields the text of the status line, then a value for each
+        of the outputs.
+        fields: those whose change makes the outputs outdated; by default all inputs.
+        rolls: a button that starts the work too, and the fields that it first fills with random numbers.
         """
         starts = [button.click]
         if rolls is not None:
@@ -104,7 +104,7 @@ class Bench:
                 show_progress="hidden",
                 api_visibility="private",
             )
-            # A last progress report may arrive after the cancelling; gradio counts what was cancelled as failed.
+            # A last progress report may arrive after the cancellation; gradio counts cancelled work as failed.
             working.failure(
                 None,
                 [self.status],
@@ -118,7 +118,7 @@ class Bench:
         changes = [getattr(each, name) for each in asked for name in CHANGES if _has(each, name)]
         gr.on(changes, None, None, all_seen, js=_empty(seen, ""), **QUIET)
         self.cancel.click(None, None, all_seen, js=_empty(seen, "Cancelled."), **QUIET)
-        for event in begun:  # one by one: gradio waits for each, and would end what has begun meanwhile
+        for event in begun:  # one by one: gradio waits for each, and would end work that began meanwhile
             gr.on([*changes, self.cancel.click], None, None, None, cancels=[event], **QUIET)
 
 
@@ -130,7 +130,7 @@ def watched(
     for k, u in growth:
         film.add(k, u)
         done, steps = film.step(k), film.steps
-        # Not the last: it is shown afterwards, and gradio would write the same file again while browsers read it.
+        # Not the last picture: it is shown afterwards, and gradio would rewrite its file while browsers read it.
         due = done < steps and time.monotonic() - shown > EVERY
         shown = time.monotonic() if due else shown
         bar = progress(done, steps, f"Growing: step {done} of {steps}")
@@ -149,7 +149,7 @@ def progress(done: int, total: int, text: str) -> str:
 
 
 def emptied(output: Any) -> Any:
-    """What an output of some work is while there is no result: files that were given stay."""
+    """What an output holds while there is no result. Files that a visitor gave stay."""
     if isinstance(output, gr.State):
         return None
     if isinstance(output, gr.File):
@@ -162,7 +162,7 @@ def emptied(output: Any) -> Any:
 
 
 def _empty(outputs: Sequence[Any], words: str, working: bool = False) -> str:
-    """For browsers: the status line, the cancel button and the outputs without a result."""
+    """JavaScript that sets the status line and the cancel button, and empties the outputs."""
     values = [said(words), gr.update(interactive=working), *map(emptied, outputs)]
     return f"() => {json.dumps(values)}"
 
@@ -172,7 +172,7 @@ def _untouched(outputs: Sequence[Any]) -> str:
 
 
 def _random(count: int) -> str:
-    """For browsers: so many numbers by chance, short enough to be remembered."""
+    """JavaScript that draws `count` random numbers, short enough to be remembered."""
     return f"() => [{', '.join(['Math.floor(Math.random() * 1e6)'] * count)}]"
 
 
@@ -181,7 +181,7 @@ def _has(component: Any, event: str) -> bool:
 
 
 def _plainly(work: Work, firsts: Firsts, inputs: Sequence[Any], outputs: Sequence[Any]) -> Work:
-    """The work, with what a visitor can put right said in plain words. States that it starts from stay if it fails."""
+    """The work, with plain words for errors that a visitor can correct. States that it starts from stay if it fails."""
     kept = [output for output in outputs if isinstance(output, gr.State) and output in inputs]
     nothing = [gr.skip() if output in kept else emptied(output) for output in outputs]
 
@@ -191,7 +191,7 @@ def _plainly(work: Work, firsts: Firsts, inputs: Sequence[Any], outputs: Sequenc
                 yield said("Starting …"), *nothing
                 yield from firsts.turns.visitor(work(Path(folder), *given))
         except IhdmError as error:
-            gr.Warning(html.escape(str(error)), title="Not like this")
+            gr.Warning(html.escape(str(error)), title="This does not work")
             yield said(str(error), problem=True), *nothing
         except Exception:
             yield said(WRONG, problem=True), *nothing

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
     from ihdm.app.job import Bench
 
-MOST_WAITING = 20  # visitors in the queue; one more is asked to come back later
-CACHE_SECONDS = 3600  # that files of visitors are kept
+MOST_WAITING = 20  # visitors in the queue; any more are asked to come back later
+CACHE_SECONDS = 3600  # how long files of visitors are kept
 
 
 def build(studios: Mapping[str, Studio], firsts: Firsts | None = None) -> gr.Blocks:
-    """The page of a model, or one page for each, with links; `firsts` are told what tabs show at first."""
+    """The page of a model, or linked pages, one for each model; `firsts` collects what the tabs show at first."""
     import gradio as gr
 
     told = Firsts() if firsts is None else firsts
@@ -48,7 +48,7 @@ def build(studios: Mapping[str, Studio], firsts: Firsts | None = None) -> gr.Blo
 
 
 def _route(page: gr.Blocks, name: str) -> gr.Blocks:
-    """A further page, under an address that resembles its model's name; gradio has some of its own, such as /config."""
+    """A further page, at an address made from its model's name, but none that gradio itself uses, such as /config."""
     path = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "model"
     try:
         return page.route(name, path)
@@ -57,7 +57,7 @@ def _route(page: gr.Blocks, name: str) -> gr.Blocks:
 
 
 def _fill(page: gr.Blocks, name: str, studio: Studio, firsts: Firsts) -> None:
-    """What a model can do, in tabs; those that its process cannot are left out."""
+    """A tab for each thing that the model's process can do."""
     import gradio as gr
 
     from ihdm.app.job import Bench
@@ -82,15 +82,15 @@ def _fill(page: gr.Blocks, name: str, studio: Studio, firsts: Firsts) -> None:
 def serve(
     studios: Mapping[str, Studio], host: str, port: int, open_browser: bool = False, allowed: Iterable[str] = ()
 ) -> None:
-    """Show the page until Ctrl-C. Files of visitors lie in a folder that then vanishes.
+    """Serve the page until Ctrl-C. Files of visitors are kept in a folder that is deleted at the end.
 
-    allowed: names by which it can be reached besides those that follow from the host.
+    allowed: names by which the page can be reached, in addition to those that follow from the host.
     """
     port = free_port(host, port)
     from starlette.middleware import Middleware
 
     guarded = [Middleware(OwnHostOnly), Middleware(Door, addresses=Addresses.of(host, allowed))]
-    written = f"[{host}]" if ":" in host else host  # in addresses
+    written = f"[{host}]" if ":" in host else host  # as it is written in an address
     with tempfile.TemporaryDirectory(prefix="ihdm-app-") as folder, tempfile.TemporaryDirectory() as kept:
         os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder}
         from ihdm.app.theme import CSS, ENTER_STARTS, theme
@@ -127,26 +127,26 @@ def serve(
 
 
 class Running(dict[str, Any]):
-    """Work that goes on, as gradio keeps it. Cancelling it twice at once, as by a double click, is no error."""
+    """gradio's record of running work, in which cancelling twice at once, as by a double click, is not an error."""
 
     def __delitem__(self, name: str) -> None:
         self.pop(name, None)
 
 
 def free_port(host: str, port: int) -> int:
-    """The port, if it can be had; for 0, one that can."""
+    """The port, if it is free; for 0, any free port."""
     if not 0 <= port < 2**16:
-        raise UsageError(f"--port is a number from 0 (any that is free) to {2**16 - 1}, not {port}")
+        raise UsageError(f"--port must be a number from 0 (any free port) to {2**16 - 1}, not {port}")
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         with socket.socket(family) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
             return int(listener.getsockname()[1])
-    except (OSError, UnicodeError) as error:  # the latter of names that no host can have
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
         reason = getattr(error, "strerror", None) or error
         raise IhdmError(
-            f"cannot listen on {host}, port {port} ({reason}); choose another --port (0: any that is free), "
+            f"cannot listen on {host}, port {port} ({reason}); choose another --port (0 for any free one) "
             "or another --host"
         ) from error
 
@@ -156,4 +156,4 @@ def _masthead(studio: Studio, name: str) -> str:
     kind = "colour" if studio.in_colour else "grey" if channels == 1 else f"{channels}-channel"
     return f"""<div class="masthead"><h1>Pictures {escape(studio.process.grown)}</h1>
 <p>Model <b>{escape(name)}</b>: {kind} pictures of {width} x {height} pixels, usually made in {studio.steps} steps.
-<span class="aside">All is computed on the machine that serves this page; nothing is sent elsewhere.</span></p></div>"""
+<span class="aside">Everything runs on the machine that serves this page; nothing is sent elsewhere.</span></p></div>"""

@@ -11,12 +11,12 @@ POLICY = (
 )
 HEADERS = [
     (b"content-security-policy", POLICY.encode()),
-    (b"cross-origin-resource-policy", b"same-origin"),  # and no other site to show what is here
+    (b"cross-origin-resource-policy", b"same-origin"),  # other sites must not show what is here
 ]
 
 
 class OwnHostOnly:
-    """Tells browsers with each answer to ask no other host, whatever a version of gradio might want from elsewhere."""
+    """Tells browsers with each answer to contact no other host, whatever some version of gradio may want to load."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]):
         self.app = app

@@ -29,13 +29,13 @@ MOST_IMAGES, MOST_SIDE, MOST_STEPS, MOST_GUIDANCE = 64, 6, 32, 5.0
 MOST_PIXELS, MOST_BYTES = 50_000_000, 20 * 2**20  # of an upload
 NO_PICTURE = "That file is not a picture that can be read. PNG, JPEG and WebP are safe choices."
 EASY = 100 * 32 * 32  # steps times pixels of an image that two cores make in less than a second
-POOL = 4096  # starts that are looked through for colours
-EXTREME = 0.02  # of them, at either end of brightness, are taken only if they are asked for
+POOL = 4096  # starts that are searched for colours
+EXTREME = 0.02  # this share of them, at either end of brightness, is taken only on request
 
 
 @dataclass(frozen=True)
 class Growth:
-    """A chain as it is computed: (k, u_k), k going through the levels."""
+    """A chain as it is computed: pairs (k, u_k), where k goes through the levels."""
 
     levels: list[int]
     states: States
@@ -55,7 +55,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class Studio:
-    """A model, and how it computes. `sampling` is settings of its process's own, as `chosen` in ways.py gives them."""
+    """A model, and how it computes. `sampling` means settings of its process, as `chosen` in ways.py returns them."""
 
     model: Model
     precision: torch.dtype = torch.float32
@@ -63,7 +63,7 @@ class Studio:
     def __post_init__(self) -> None:
         domain = self.model.config.domain
         if not isinstance(domain, ImageDomain):
-            raise UsageError(f"the page shows images, and the model makes {domain.noun}s; take ihdm sample")
+            raise UsageError(f"the page shows images, but this model makes {domain.noun}s; use ihdm sample instead")
 
     @property
     def process(self) -> Process:
@@ -88,18 +88,18 @@ class Studio:
 
     @property
     def steps(self) -> int:
-        """How many steps lead to a picture, unless told otherwise."""
+        """How many steps lead to a picture by default."""
         return len(self.process.levels()) - 1
 
     @property
     def usual(self) -> int:
-        """How many pictures to make unless asked for more: as many as a small computer makes in seconds."""
+        """How many pictures to make by default: as many as a small computer makes in seconds."""
         work = self.steps * math.prod(self.shape[1:])
         return 16 if self.device.type == "cuda" or work <= EASY else 4
 
     @property
     def picks(self) -> bool:
-        """Whether one can choose what pictures start from."""
+        """Whether a visitor can choose what pictures start from."""
         return isinstance(self.process, FromImages)
 
     @property
@@ -108,21 +108,21 @@ class Studio:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of what one can ask for."""
+        """The names of the labels that a visitor can ask for."""
         return self.model.config.labels.names
 
     @property
     def guided(self) -> bool:
-        """Whether guidance has something to guide pictures to, or away from."""
+        """Whether there is something that guidance can lead pictures towards, or away from."""
         return bool(self.labels) or self.model.guide is not None
 
     @property
     def most_guidance(self) -> float:
-        """The largest that is offered; never less than the model's own."""
+        """The largest guidance that is offered; never less than the model's own."""
         return max(MOST_GUIDANCE, self.model.guidance())
 
     def grow(self, n: Any, seed: Any, label: str = "", guidance: Any = None, **sampling: Any) -> Growth:
-        """The first n images of a seed; label: what they are to be, if one can ask for that; "": whatever."""
+        """The first n images of a seed. label: what they should show, if the model knows labels; "" for anything."""
         n, seed = whole(n, "The number of pictures", 1, MOST_IMAGES), whole(seed, "The seed")
         guidance = None if guidance is None else within(guidance, "The guidance", 0, self.most_guidance)
         numbers = torch.arange(n, device=self.device)
@@ -131,13 +131,13 @@ class Studio:
         return self._growth(start, noise, told, guidance=guidance, **sampling)
 
     def picking(self) -> FromImages:
-        """The process, if one can choose its starts."""
+        """The process, if its starts can be chosen."""
         if not isinstance(self.process, FromImages):
             raise UsageError(f"{self.process.title} has no starts to choose from")
         return self.process
 
     def starts(self, colour: Sequence[float] | float, count: int) -> Tensor:
-        """Numbers of starts: the nearest to an average colour or brightness, then others far apart, dark to bright."""
+        """Indices of starts: the nearest to an average colour or brightness, then others far apart, dark to bright."""
         prior = self.picking().prior
         pool = torch.arange(0, len(prior), -(-len(prior) // POOL))
         colours = prior.colours()[pool].cpu()
@@ -165,7 +165,7 @@ class Studio:
         one, other = whole(one, "The first seed"), whole(other, "The second seed")
         steps = whole(steps, "The number of steps", 2, MOST_STEPS)
         if one == other:
-            raise UsageError(f"Both seeds are {one}: there is nothing in between. Choose two that differ.")
+            raise UsageError(f"Both seeds are {one}: there is nothing in between. Choose two different seeds.")
         weight = torch.linspace(0, 1, steps, device=self.device)
         numbers = torch.zeros(steps, dtype=torch.int64, device=self.device)
         known, others = (self.model.told(numbers, seed) for seed in (one, other))
@@ -174,7 +174,7 @@ class Studio:
         return self._growth(self.process.between(start, end, weight), InterpolatedNoise(start, end, weight), told)
 
     def futures(self, state: Tensor, level: int, n: int, *seeds: int) -> Growth:
-        """What may become of one state (1, C, H, W) of a level, of the first image of the first seed."""
+        """Possible futures of one state (1, C, H, W) at a level, on the path of the first image of the first seed."""
         numbers = torch.arange(n, device=self.device)
         start, told = state.to(self.device).expand(n, -1, -1, -1), self.model.told(0 * numbers, seeds[0])
         return self._growth(start, SeededNoise(mix_seed(*seeds, level), numbers, self.shape), told, level)
@@ -182,7 +182,7 @@ class Studio:
     def upload(self, file: str | Path | None) -> Upload:
         """Read a picture that a visitor gave, and bring it to the model's size and colours."""
         if file is None:
-            raise UsageError("First choose a picture, or let one be blurred for you.")
+            raise UsageError("First choose a picture, or press Blur one for me.")
         path = Path(file)
         if path.stat().st_size > MOST_BYTES:
             raise UsageError(f"That file is too large; the limit is {MOST_BYTES >> 20} MB.")
@@ -203,13 +203,13 @@ class Studio:
         return self.model.restorer(self.execution)
 
     def restore(self, seen: Observation, n: Any, seed: Any, **sampling: Any) -> Growth:
-        """Sharp images that a blurred one may have been; unless told otherwise as the process restores best."""
+        """Sharp images that a blurred one may have been; by default sampled in the way that restores best."""
         n, seed = whole(n, "The number of versions", 2, MOST_IMAGES), whole(seed, "The seed")
         states = self.restorer.states(seen, n, seed, **sampling)
         return Growth(self.restorer.process(**sampling).levels(seen.level), states)
 
     def blurred(self, seed: Any, k: int) -> Tensor:
-        """An image of the model itself, (C, H, W), blurred to level k: something to restore."""
+        """An image that the model made, (C, H, W), blurred to level k: something to restore."""
         blurs = restoring(self.process)
         images = self.model.sample(1, whole(seed, "The seed"), execution=self.execution)
         return blurs.laplacian.dissipate(images, float(blurs.schedule.t[k]))[0].clamp(0, 1)
@@ -223,24 +223,24 @@ class Studio:
         guidance: float | None = None,
         **sampling: Any,
     ) -> Growth:
-        """On from a state of a level, the coarsest unless told."""
+        """The chain from a state at a level, by default the coarsest."""
         options: dict[str, Any] = {"condition": told, "guidance": guidance, "execution": self.execution}
         states = self.model.path(start, noise, level=level, **options, **sampling)
         return Growth(self.process.with_sampling(**sampling).levels(level), states)
 
 
 def _size(path: Path) -> tuple[int, int]:
-    """Width and height as shown, from the head of the file alone."""
+    """Width and height as displayed, from the file's header alone."""
     try:
         with open_picture(path) as picture:
-            turned = picture.getexif().get(ExifTags.Base.Orientation, 1) >= 5  # on its side
+            turned = picture.getexif().get(ExifTags.Base.Orientation, 1) >= 5  # it lies on its side
             return (picture.height, picture.width) if turned else picture.size
-    except Exception as error:  # decoders raise many kinds; each is a file that is no picture, or too large a one
+    except Exception as error:  # of many kinds: the file is not a picture, or too large a one
         raise Unreadable(NO_PICTURE) from error
 
 
 def _note(size: tuple[int, int], grid: tuple[int, int]) -> str:
-    """What a picture of one size goes through to become one of another, both (width, height)."""
+    """What was done to a picture of one size to bring it to another, both (width, height)."""
     if size == grid:
         return ""
     same_form = size[0] * grid[1] == size[1] * grid[0]

@@ -59,7 +59,7 @@ CSS = """
 @media (max-width: 1240px) and (max-resolution: 1.5dppx) { .picture img { image-rendering: auto; } }
 """
 
-# In a field, Enter starts what the next large button starts.
+# Enter in a field presses the next large button after it.
 ENTER_STARTS = """() => document.addEventListener("keydown", event => {
   const field = event.target;
   if (event.key !== "Enter" || !(field instanceof HTMLInputElement) || field.type === "file") return;
@@ -78,7 +78,7 @@ def theme() -> gr.themes.Base:
         primary_hue=gr.themes.colors.orange,
         neutral_hue=gr.themes.colors.stone,
         radius_size=gr.themes.sizes.radius_md,
-        font=[  # of its weights, gradio has these two whole
+        font=[  # gradio has these two weights of it complete
             LocalFont("IBM Plex Sans", (400, 700)),
             "system-ui",
             "sans-serif",

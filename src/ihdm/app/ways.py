@@ -1,4 +1,4 @@
-"""Ways to sample that a visitor can choose from: what of a process's settings of sampling is offered, and when."""
+"""Ways to sample that a visitor can choose from: which sampling settings of a process are offered, and when."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from ihdm.errors import UsageError
 from ihdm.processes import Process
 
 SAMPLER, STEPS = "sampler", "steps"
-RANDOMNESS = {"delta_ratio": 2.5, "eta": 1.0}  # settings of the noise in a step, and how much of it is enough
+RANDOMNESS = {"delta_ratio": 2.5, "eta": 1.0}  # settings of the noise in a step, and how much is offered
 
 
 @dataclass(frozen=True)
 class Way:
-    """settings: what makes it up; free: the names of those that can be chosen besides."""
+    """settings: those that define it; free: the names of further settings that can be chosen."""
 
     settings: dict[str, Any]
     free: frozenset[str]
 
     @property
     def sampler(self) -> Any:
-        """Its name, if there are several."""
+        """Its name, if the process has several samplers."""
         return self.settings.get(SAMPLER)
 
 
 def ways(process: Process) -> list[Way]:
-    """All that the process allows: it is asked what it refuses."""
+    """All ways that the process allows, found by trying what it refuses."""
     own = {f.name: getattr(process.sampling, f.name) for f in fields(process.sampling)}
     kinds = get_args(get_type_hints(type(process.sampling))[SAMPLER]) if SAMPLER in own else ()
     auto = {STEPS: None} if STEPS in own else {}
@@ -42,19 +42,19 @@ def ways(process: Process) -> list[Way]:
 
 
 def own_way(process: Process) -> Way:
-    """The process's own, unless told otherwise."""
+    """The way that the process's own settings choose."""
     own = getattr(process.sampling, SAMPLER, None)
     return next(way for way in ways(process) if way.sampler in (None, own))
 
 
 def chance(process: Process) -> bool:
-    """Whether noise comes in on the way."""
+    """Whether noise is added on the way."""
     own = [getattr(process.sampling, name) for name in RANDOMNESS if name in own_way(process).free]
     return any(value > 0 for value in own) or (not own and process.noisy)
 
 
 def chosen(process: Process, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of sampling from fields of the page, by name. What does not go with the sampler is left out."""
+    """Sampling settings from fields of the page, by name. Those that the sampler does not take are left out."""
     if not given:
         return {}
     way = next((way for way in ways(process) if way.sampler == given.get(SAMPLER)), own_way(process))

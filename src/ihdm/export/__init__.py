@@ -1,4 +1,4 @@
-"""A model for those who do not have ihdm: programs of tensors for torch, diffusers, ONNX, browsers (docs/export.md)."""
+"""Models for use without ihdm: tensor programs for torch, diffusers, ONNX and browsers (docs/export.md)."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Programs as archives of torch.export: a zip of JSON and of numbers, in which nothing is pickled."""
+"""Programs as torch.export archives: zips of JSON and numbers, in which nothing is pickled."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ TOLERANCE = 1e-5
 
 
 def write(program: Program, path: Path) -> float:
-    """Write a program, and return how far it is, read again, from what it was made of."""
-    file = io.BytesIO()  # as torch cannot open files whose names are not UTF-8
+    """Write a program, read it again, and return how far its results are from those of the original."""
+    file = io.BytesIO()  # because torch cannot open files whose names are not UTF-8
     torch.export.save(program.traced(), file)
     path.write_bytes(file.getbuffer())
     file.seek(0)

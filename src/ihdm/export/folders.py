@@ -1,4 +1,4 @@
-"""What each format's folder holds: programs, chain.json, and files that are carried along as they are."""
+"""What each format's folder holds: programs, chain.json, and files that are copied unchanged."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ihdm.export import Format, archives, graphs
 from ihdm.export.programs import programs, steps
 from ihdm.model import Model
 
-VERSION = 1  # of chain.json, and of what programs take and give
+VERSION = 1  # of chain.json and of the programs' inputs and outputs
 CARRIED = Path(__file__).parent / "carried"
 
-# What writes the programs, which of them, and what goes along.
+# For each format: the module that writes programs, which programs it writes, and which files are copied beside them.
 LAYOUTS: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
     "diffusers": (archives, ("start", "step"), ("ihdm_chain.py",)),
     "onnx": (graphs, ("start", "step", "network"), ()),
     "torch": (archives, ("start", "step", "network"), ("ihdm_chain.py",)),
     "web": (graphs, ("start", "step"), ("index.html", "page.js")),
 }
-MODEL_INDEX = {  # where diffusers finds the pipeline, and its only component: in a file beside this one, in a folder
+MODEL_INDEX = {  # where diffusers finds the pipeline (a file beside this one) and its only component (in a folder)
     "_class_name": ["ihdm_pipeline", "IhdmPipeline"],
     "_diffusers_version": "0.42.1",
     "chain": ["ihdm_chain", "Chain"],
@@ -31,7 +31,7 @@ MODEL_INDEX = {  # where diffusers finds the pipeline, and its only component: i
 
 
 def write(model: Model, format: Format, folder: Path) -> dict[str, float]:
-    """Fill a folder; return the programs in it, and how far each, read and run from there, is from the model."""
+    """Fill a folder; return for each program in it how far its results, when run from there, are from the model's."""
     writer, names, files = LAYOUTS[format]
     inner = folder
     if format == "diffusers":
@@ -56,9 +56,9 @@ def write(model: Model, format: Format, folder: Path) -> dict[str, float]:
 
 
 def described(model: Model) -> dict[str, Any]:
-    """What chain.json says: the shape of an image, or what else it makes, the levels (k, j, i) of each step, labels.
+    """The contents of chain.json, such as the shape of an image or of other data and the levels (k, j, i) of each step.
 
-    counts: how many training images have each label, if there are some.
+    counts: how many training images have each label, if the model knows labels.
     """
     labels, domain = model.config.labels, model.config.domain
     return {

@@ -1,4 +1,4 @@
-"""Programs as ONNX graphs, with weights inside, for runtimes of other languages."""
+"""Programs as ONNX graphs, with the weights inside, for runtimes in other languages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOLERANCE = 1e-4
 
 
 def write(program: Program, path: Path) -> float:
-    """Write a program, and return how far what onnxruntime makes of it is from what it was made of."""
+    """Write a program, run it in onnxruntime, and return how far its results are from those of the original."""
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     names = list(program.example(1))
@@ -29,15 +29,15 @@ def write(program: Program, path: Path) -> float:
     except torch.onnx.OnnxExporterError as error:
         raise IhdmError(
             f"the {program.name} of this model cannot be written as ONNX ({first_line(error.__cause__ or error)}); "
-            f"--format torch and diffusers can do more"
+            f"--format torch or --format diffusers may work"
         ) from error
-    RemoveUnusedNodesPass()(found.model)  # numbers of branches, which runtimes would complain of
+    RemoveUnusedNodesPass()(found.model)  # unused constants of branches, about which runtimes would complain
     found.save(path)
     return program.difference(runner(path, names))
 
 
 def runner(path: Path, names: list[str]) -> Any:
-    """The function of tensors that onnxruntime makes of a file."""
+    """A file as a function of tensors, which onnxruntime runs."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

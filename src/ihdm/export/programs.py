@@ -1,8 +1,8 @@
-"""A model as programs of tensors, which need neither ihdm nor to be told which process they are of.
+"""A model as tensor programs, which do not need ihdm and have the same interface for every process.
 
-`start` makes a state of a choice and of noise, `step` takes one step of the chain, `network` is the network alone. A
-state is what the process carries along a chain; with each comes the image that it shows, in [0, 1]. All three are told
-the labels of a model that knows some, and `step` how much they count.
+`start` makes a state from a choice and noise, `step` takes one step of the chain, `network` is the network alone. A
+state is what the process carries along a chain; with each comes the image that it shows, in [0, 1]. If the model knows
+labels, all three programs take them, and `step` also takes the guidance: how much they count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ihdm.networks.guidance import beyond, guided_in_programs
 from ihdm.processes import Process
 from ihdm.sampler import reverse_step
 
-TRIED = (1, 3)  # numbers of images that what was written is tried with
+TRIED = (1, 3)  # numbers of images with which a written program is tried
 
 Outputs = Tensor | Sequence[Tensor]
 
@@ -37,7 +37,7 @@ Outputs = Tensor | Sequence[Tensor]
 class Program:
     """A function of tensors.
 
-    example: its inputs, by name, for a number of images. outputs: the names of what it gives.
+    example: makes inputs, by name, for a number of images. outputs: the names of its results.
     """
 
     name: str
@@ -46,21 +46,21 @@ class Program:
     outputs: tuple[str, ...]
 
     def traced(self) -> ExportedProgram:
-        """What it does to tensors, for any number of images, without a trace of where it came from."""
+        """Its operations on tensors, for any number of images, without anything that tells where they were traced."""
         one, other = (tuple(self.example(n).values()) for n in (2, 3))
         images = Dim("images", min=1)
         differing = tuple(
             {dim: images for dim, sizes in enumerate(zip(a.shape, b.shape)) if sizes[0] != sizes[1]}
             for a, b in zip(one, other)
         )
-        self.function(*one)  # constants that are made when they are first needed are there, and not part of the program
+        self.function(*one)  # makes the constants that are made on first use, which are then not part of the program
         try:
             with quiet():
                 program = torch.export.export(self.function, one, dynamic_shapes=differing)
         except Exception as error:  # torch raises many kinds
             raise IhdmError(
-                f"the {self.name} of this model cannot be exported: it must be arithmetic of tensors that asks for "
-                f"none of their values, and for no length but u.shape[0]; torch.export says: {first_line(error)}"
+                f"the {self.name} of this model cannot be exported: it must be tensor arithmetic that reads none "
+                f"of their values, and no length except u.shape[0]; torch.export says: {first_line(error)}"
             ) from error
         graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, GraphModule)]
         for node in itertools.chain(*(graph.nodes for graph in graphs)):
@@ -70,7 +70,7 @@ class Program:
         return program
 
     def difference(self, run: Callable[..., Outputs]) -> float:
-        """How far what `run` gives is from what the function gives, in units of the largest value."""
+        """How far the results of `run` are from those of the function, in units of the largest value (at least 1)."""
         worst = 0.0
         for n in TRIED:
             inputs = self.example(n)
@@ -91,7 +91,7 @@ def programs(model: Model) -> dict[str, Program]:
     start, step = _Start(model.process, of_label), _Step(model.process, network, labels.none)
 
     def told(n: int) -> dict[str, Tensor]:
-        """The number for none among them."""
+        """Labels of n images, among them the number that means none."""
         return {"label": (labels.none - torch.arange(n)) % (labels.none + 1)} if labels else {}
 
     def drawn(n: int) -> dict[str, Tensor]:
@@ -101,11 +101,11 @@ def programs(model: Model) -> dict[str, Program]:
 
     def first(n: int) -> dict[str, Tensor]:
         levels = dict(zip("kji", torch.tensor(chain[0])))
-        guidance = {"guidance": torch.tensor(1.0 if n == 1 else 1.5)} if labels else {}  # programs know 1 from others
+        guidance = {"guidance": torch.tensor(1.0 if n == 1 else 1.5)} if labels else {}  # programs treat 1 differently
         return {"state": start(**drawn(n))[0], **levels, "eps": drawn(n + 1)["eps"][:n], **told(n), **guidance}
 
     def second(n: int) -> dict[str, Tensor]:
-        """If there is one: only then may the step before have a say."""
+        """Inputs of the second step, if there is one: only in that step can the one before it matter."""
         return first(n) | (
             {"state": step(**first(n))[0], **dict(zip("kji", torch.tensor(chain[1])))} if chain[1:] else {}
         )
@@ -122,14 +122,14 @@ def programs(model: Model) -> dict[str, Program]:
 
 
 def steps(process: Process) -> list[tuple[int, int, int]]:
-    """(k, j, i) of each step of a chain: from level k to level j, i being the level before k (`sampler.chain`)."""
+    """(k, j, i) of each step of a chain: from level k to level j, where i is the level before k (`sampler.chain`)."""
     levels = process.levels()
     return list(zip(levels[:-1], levels[1:], [levels[0], *levels]))
 
 
 @dataclass(frozen=True)
 class _Given:
-    """Noise that is known: a choice for each image, any number that is not negative, and eps."""
+    """Noise that is given: a choice for each image (any number from 0 up), and eps."""
 
     chosen: Tensor
     eps: Tensor
@@ -143,7 +143,7 @@ class _Given:
 
 @dataclass(frozen=True)
 class _GivenOfLabel(_Given):
-    """The same of images with labels, which start from images of their own."""
+    """The same for images with labels, which start from training images of their own label."""
 
     labels: Tensor
     starts: Starts
@@ -153,7 +153,7 @@ class _GivenOfLabel(_Given):
 
 
 class _Start(nn.Module):
-    """What goes along a chain that starts in u_K."""
+    """Makes the first state of a chain, from u_K."""
 
     def __init__(self, process: Process, starts: Starts | None):
         super().__init__()
@@ -168,7 +168,7 @@ class _Start(nn.Module):
 
 
 class _Guided(nn.Module):
-    """A network guided away from a weaker one, as much as the model is by itself."""
+    """A network guided away from a weaker one, as much as the model is by default."""
 
     def __init__(self, network: nn.Module, weaker: nn.Module, guidance: float):
         super().__init__()
@@ -179,7 +179,7 @@ class _Guided(nn.Module):
 
 
 class _Step(nn.Module):
-    """What goes on from it (Alg. 2). none: the number for no label."""
+    """Makes the next state of a chain (Alg. 2). none: the number that means no label."""
 
     def __init__(self, process: Process, network: nn.Module, none: int):
         super().__init__()
@@ -206,7 +206,7 @@ def _several(outputs: Outputs) -> Sequence[Tensor]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the exporters' notes: on packages that they do not need, and on what they did before an error."""
+    """Silence the exporters' remarks on packages that they do not need and on what they did before an error."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

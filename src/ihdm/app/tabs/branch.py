@@ -1,4 +1,4 @@
-"""One state, several futures; walk on from one of them."""
+"""One state, several futures; continue from one of them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ihdm.app.studio import Studio
 from ihdm.app.tabs.parts import PAGE, lead, picture, random_seed, save_button, saved, seed
 from ihdm.errors import UsageError
 
-TEXT = """A picture on its way is not yet one picture: many are still possible. Grow one, stop on the way, and let the
-rest happen several times. **Stopped early, its futures differ in shape; stopped late, only in detail.** Click on a
-future to walk on from there."""
+TEXT = """While a picture grows, it can still become many pictures. Grow one, stop on the way, and let the rest happen
+several times. **If you stop early, the futures differ in shape; if you stop late, only in detail.** Click on a future
+to continue from there."""
 FUTURES, SHOWN, CELL = 8, 8, 224
 
 
 @dataclass(frozen=True)
 class Walk:
-    """The path so far, how often it was changed, and its latest futures."""
+    """The path so far, how often it has turned into a future, and its latest futures."""
 
     seed: int
     path: Film
@@ -35,9 +35,9 @@ class Walk:
     futures: Film | None = None
 
     def turned(self, i: int) -> Walk:
-        """On along future i."""
+        """This walk continued along future i."""
         if self.futures is None:
-            raise UsageError("First let it have some futures.")
+            raise UsageError("First show its futures.")
         return Walk(self.seed, self.path.then(self.futures.only(i)), self.turns + 1)
 
 
@@ -80,7 +80,7 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
         still = saved(draw_all(film.last), folder / "ihdm-futures.png")
         found = Walk(walk.seed, walk.path, walk.turns, film)
         step = f"step {walk.path.step(level)} of {walk.path.steps}"
-        words = f"{FUTURES} futures of {step}. Click on one to walk on from it."
+        words = f"{FUTURES} futures of {step}. Click on one to continue from it."
         yield said(words), tiles(film.last), still, found
 
     def both(folder: Path, seed: Any, percent: Any) -> Iterator[tuple[Any, ...]]:
@@ -94,14 +94,14 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
             return gr.skip(), gr.skip()
         level = level_at(walk.path, whole(percent, "Where to stop", 0, 100))
         step = f"Step {walk.path.step(level)} of {walk.path.steps}"
-        words = f"{step}, {studio.process.level_words(level)}: what the futures start from."
+        words = f"{step}, {studio.process.level_words(level)}: the futures start here."
         return pictures.grid(walk.path.states[level], 1, cell=CELL), words
 
     def turn(walk: Walk | None, chosen: gr.SelectData) -> tuple[Any, ...]:
         if walk is None or walk.futures is None:
             return gr.skip(), gr.skip(), gr.skip()
         on = walk.turned(chosen.index)
-        words = f"Walking on along future {chosen.index + 1}. Stop later on, and show the futures from there."
+        words = f"Continuing along future {chosen.index + 1}. Stop at a later point and show the futures from there."
         return said(words), draw(on.path), replace(on, futures=walk.futures)
 
     results = [path, state, words, gallery, png, walk]
@@ -114,7 +114,7 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
 
 def _gallery() -> gr.Gallery:
     return gr.Gallery(
-        label="Futures: click on one to walk on",
+        label="Futures: click on one to continue from it",
         show_label=False,
         columns=4,
         height="auto",
@@ -128,7 +128,7 @@ def _gallery() -> gr.Gallery:
 
 
 def level_at(path: Film, percent: int) -> int:
-    """The level after so much of a path."""
+    """The level at this percentage of a path."""
     return path.levels[round(percent / 100 * (len(path.levels) - 1))]
 
 

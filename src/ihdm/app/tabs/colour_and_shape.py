@@ -1,4 +1,4 @@
-"""Columns of starts, rows of chance, as in the study of the same name."""
+"""A table with one start in each column and one noise in each row, as in the study of the same name."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ihdm.app.studio import MOST_SIDE, Studio
 from ihdm.app.tabs.parts import PAGE, lead, picture, random_seed, save_button, saved, seed, stacked
 from ihdm.errors import UsageError
 
-TEXT = """Two things decide what a picture becomes: the blur that it starts from, and the chance on the way.
-**Down a column the start is the same, and so is the {what}; along a row the chance is the same, and the shapes tend to
-be alike.** The top row shows the starts, each of one {what}."""
+TEXT = """Two things decide what a picture becomes: the blur that it starts from, and the noise on the way.
+**Down a column the start is the same, and so is the {what}; along a row the noise is the same, and the shapes tend to
+be alike.** The top row shows the starts, each with a single {what}."""
 
 
 def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
@@ -65,11 +65,11 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
 
 
 HEIGHT = 480  # pixels, of all rows together
-NEAREST = "The nearest start is taken; the other columns differ from it as much as can be."
+NEAREST = "The nearest start is taken; the other columns differ from it as much as possible."
 
 
 def draw(starts: Tensor, images: Tensor) -> Image.Image:
-    """The starts, and below each what became of it."""
+    """The starts, and below each of them what became of it."""
     columns = len(starts)
     cell = min(PAGE // columns, HEIGHT // (len(images) // columns + 1))
     return stacked(
@@ -78,7 +78,7 @@ def draw(starts: Tensor, images: Tensor) -> Image.Image:
 
 
 def parse_colour(text: Any) -> list[float]:
-    """A colour as the browser says it, #8090b0 or rgba(128, 144, 176, 1), as numbers in [0, 1]."""
+    """A colour as the browser writes it, #8090b0 or rgba(128, 144, 176, 1), as numbers in [0, 1]."""
     try:
         words = str(text).strip()
         if words.startswith("rgba("):

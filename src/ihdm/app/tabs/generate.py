@@ -20,7 +20,7 @@ from ihdm.app.ways import chosen
 
 TEXT = """Every picture begins with hardly anything in it. The model brings it out in small steps, until there is a
 picture that nobody has drawn. **Move the slider to watch it happen.**"""
-MOST_BUTTONS = 20  # labels that have a button each
+MOST_BUTTONS = 20  # with more labels than this, there is a list instead of buttons
 
 
 def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
@@ -68,14 +68,14 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
 
 
 def _label(labels: Sequence[str]) -> dict[str, Any]:
-    """A field for what the pictures are to be: buttons, or a list if there are many."""
+    """A field for what the pictures should show: buttons, or a list if there are many labels."""
     kind = gr.Radio if len(labels) <= MOST_BUTTONS else gr.Dropdown
     return {"label": kind([("any", ""), *((label, label) for label in labels)], value="", label="What they show")}
 
 
 def _guidance(studio: Studio) -> dict[str, Any]:
-    usual, less = studio.model.guidance(), "it is not told" if studio.model.guide is None else "a weaker network alone"
-    about = f"1: as the model learned it. More: clearer, and more alike. 0: {less}. Usual: {usual:g}."
+    usual, less = studio.model.guidance(), "label ignored" if studio.model.guide is None else "a weaker network alone"
+    about = f"1: as the model learned it. More: clearer and more alike. 0: {less}. Usual: {usual:g}."
     return {"guidance": gr.Slider(0, studio.most_guidance, usual, step=0.05, label="Guidance", info=about)}
 
 

@@ -16,10 +16,10 @@ from ihdm.app.job import Bench, said, watched
 from ihdm.app.studio import MOST_STEPS, Studio
 from ihdm.app.tabs.parts import PAGE, lead, offered, picture, random_seed, save_button, saved, seed
 
-TEXT = """Here are two pictures, and what lies between them. Start and chance of the first are turned, little by little,
+TEXT = """Here are two pictures and what lies between them. The start and the noise of the first turn, little by little,
 into those of the second. **Every step on the way is a picture of its own, not a cross-fade of the two.**"""
 COLUMNS, MOVING = 8, 280
-FROM, TO = 10, 0  # with the model that comes with ihdm, a six that turns into an eight
+FROM, TO = 10, 0  # with mnist-ready, a six that turns into an eight
 
 
 def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:

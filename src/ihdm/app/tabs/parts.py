@@ -8,11 +8,11 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
-PAGE = 700  # pixels that a large picture is about wide
+PAGE = 700  # the approximate width of a large picture, in pixels
 
 
 def lead(text: str) -> gr.Markdown:
-    """The sentence that says what one sees and why."""
+    """The text on top of a tab that says what it shows and why."""
     return gr.Markdown(text, elem_classes="lead")
 
 
@@ -30,7 +30,7 @@ def picture(name: str, **options: Any) -> gr.Image:
 
 
 def seed(label: str = "Seed", value: int = 0, info: str = "The same seed always gives the same pictures.") -> gr.Number:
-    """No limits here: they are checked with the rest, where the message can be a plain one."""
+    """The field has no limits: the seed is checked with everything else, where the message can be a plain one."""
     return gr.Number(value, label=label, info=info)
 
 

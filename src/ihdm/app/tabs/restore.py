@@ -24,8 +24,8 @@ from ihdm.pixels import to_unit
 from ihdm.processes import restoring
 from ihdm.restoration import Restored
 
-TEXT = """Blur destroys detail, so a blurred picture may have been several sharp ones. Give one like those that the
-model has learned from. **The more the versions differ, the less the picture says: the map of spread shows where.**"""
+TEXT = """Blur destroys detail, so several sharp pictures can look the same when blurred. Give a blurred picture of the
+kind that the model knows. **The more the versions differ, the less the picture says; the spread map shows where.**"""
 MOST_VERSIONS, SMALL = 16, PAGE // 4
 
 
@@ -59,10 +59,10 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
         given = studio.upload(file)
         blur_width = within(blur, "The blur width", 0, widest) or given.blur_width
         if blur_width is None:
-            yield said("Looking for the blur …"), *[gr.skip()] * 4
+            yield said("Estimating the blur …"), *[gr.skip()] * 4
         seen = studio.restorer.settled(given.image, blur_width)
         if seen.level == 0:
-            raise UsageError("That picture looks sharp already. To change it anyway, say how wide it is blurred.")
+            raise UsageError("That picture already looks sharp. To restore it anyway, set its blur width.")
         growth = studio.restore(seen, n, seed, **chosen(process, dict(zip(how, given_how))))
         film = Film(growth.levels)
         for status, page, *_ in watched(growth, film, draw, 0):
@@ -70,12 +70,12 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
         restored = Restored(to_unit(film.last), seen)
         top, bottom = draw_summary(given.image, restored), draw(film.last)
         whole = saved(stacked(top, bottom), folder / "ihdm-restored.png")
-        note = f"{given.note} Blur: {seen.width_words} pixels wide, level {seen.level} of {process.K}, "
-        note += f"from where it took {film.steps} step{'s' if film.steps > 1 else ''}. "
+        note = f"{given.note} Blur: {seen.width_words} pixels wide, level {seen.level} of {process.K}; "
+        note += f"from there it took {film.steps} step{'s' if film.steps > 1 else ''}. "
         note += f"Spread: white is {100 * float(restored.spread.max()):.0f} % of full brightness."
         verdict = studio.restorer.verdict(seen)
         note += f" **{verdict.words[0].upper()}{verdict.words[1:]}{'; its negative does' * verdict.inverted}.**"
-        end = said("This may not be one for the model." if verdict.unusual else "Done.")
+        end = said("The model may not know such pictures." if verdict.unusual else "Done.")
         yield end, top, bottom, note.strip(), whole
 
     def blurring(folder: Path, seed: Any) -> Iterator[tuple[Any, ...]]:
@@ -100,7 +100,7 @@ def draw(images: Tensor) -> Image.Image:
 
 
 def draw_summary(image: Tensor, restored: Restored) -> Image.Image:
-    """What was given, the average of the versions, and where they differ, the largest spread white."""
+    """The given picture, the average of the versions, and where they differ, with the largest spread in white."""
     spread = restored.spread / restored.spread.max().clamp(min=1e-6)
     shown = {"given": image, "average": restored.mean, "spread": spread}
     return pictures.beside(*(pictures.grid(u[None], 1, name, SMALL) for name, u in shown.items()))

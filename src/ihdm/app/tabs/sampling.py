@@ -1,4 +1,4 @@
-"""A row of fields for how pictures are made, in the tabs that let one choose."""
+"""A row of fields for how pictures are made, in the tabs that offer this choice."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ NAMES = {"paper": "The paper's", "exact": "Exact", "momentum": "With momentum"}
 KINDS = {
     "paper": "The paper's go through every level.",
     "momentum": "Momentum leaves no randomness to choose.",
-    "exact": "Exact ones may be few.",
+    "exact": "Exact ones can be few.",
 }
 ABOUT = {
     "delta_ratio": "Little: smooth. Much: grainy.",
-    "eta": "0: the start decides all.",
+    "eta": "0: the start decides everything.",
 }
 
 
 def sampling_row(process: Process, first: Process) -> dict[str, Any]:
-    """The fields, by the setting that each is for; none for settings that the process does not have.
+    """The fields by the setting that each is for. Settings that the process does not have get none.
 
-    first: the process with the sampling that the fields start at; other kinds of steps start at the process's own.
+    first: the process with the sampling that the fields start with; other kinds of steps start with the process's own.
     """
     known, start, usual = ways(process), own_way(first), first.sampling
     offered = {name for way in known for name in way.free}
@@ -66,9 +66,9 @@ def sampling_row(process: Process, first: Process) -> dict[str, Any]:
 
 
 def _steps(process: Process, way: Way) -> dict[str, Any]:
-    """The slider of steps, which cannot be moved where their number is given."""
+    """The slider for the number of steps, which cannot be moved where that number is fixed."""
     K = process.K
     if STEPS not in way.free:
         return {"value": K, "interactive": False, "info": f"Always {K} of this kind: one for each level."}
-    info = f"Few are fast. At most {K}: one for each level."
+    info = f"Fewer are faster. At most {K}: one for each level."
     return {"value": process.sampling.steps or K, "interactive": True, "info": info}

@@ -1,9 +1,9 @@
-"""Images by a model that ihdm exported, with torch alone: this file, chain.json, start.pt2 and step.pt2 are all of it.
+"""Samples from a model that ihdm exported. This file needs only torch, chain.json, start.pt2 and step.pt2.
 
 images = Chain.from_pretrained("folder").sample(16, torch.Generator().manual_seed(0))  # (16, C, H, W) in [0, 1]
 
-and of a model that knows labels (chain.json names them) sample(16, labels="cat", guidance=1.5).
-torch.export.load would run what a stranger has hidden in such files: load only those of people whom you trust.
+If the model knows labels (chain.json lists them), you can ask for one: sample(16, labels="cat", guidance=1.5).
+torch.export.load can run code that somebody has hidden in such files: load only files from people whom you trust.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.export.passes import move_to_device_pass
 
 VERSION = 1  # of chain.json
-Chance = torch.Generator | list[torch.Generator] | None  # one for all images, or one for each, which then stands alone
+Chance = torch.Generator | list[torch.Generator] | None  # one for all images, or one for each, independent of the rest
 Given = str | int | list[str | int] | Tensor | None  # a label for all images, or one for each, by its name or number
 
 
 class Chain(nn.Module):
-    """start: a state, and the image that it shows, from a choice (any whole number) and noise; step: the next ones."""
+    """start makes a state and the image that it shows from a choice (a whole number) and noise; step, the next ones."""
 
     dtype = torch.float32  # diffusers asks for it
 
@@ -44,7 +44,7 @@ class Chain(nn.Module):
         return cls(folder)
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None, **_: Any) -> Chain:  # type: ignore[override]
-        """The same on another device; in float32 whatever is asked for."""
+        """This chain on another device, always in float32."""
         if device is not None and not isinstance(device, torch.dtype):
             self.device = torch.device(device)
             self._start, self._step = (move_to_device_pass(p, str(device)).module() for p in self._programs)
@@ -54,8 +54,9 @@ class Chain(nn.Module):
     def grow(self, n: int, chance: Chance = None, labels: Given = None, guidance: float = 1.0) -> Iterator[Tensor]:
         """n images in [0, 1] after each step, from blank to sharp.
 
-        labels: unless given, as often as in the training set; the number after the last is for none. guidance: how much
-        they count: 1 as in training, more: clearer and less varied, 0: not at all. But for 1 it takes twice as long.
+        labels: by default in the proportions of the training set; the number after the last means none. guidance: how
+        much they count: 1 as in training, more for clearer and less varied images, 0 not at all. Any value except 1
+        takes twice as long.
         """
         if isinstance(chance, list) and len(chance) != n:
             raise ValueError(f"{len(chance)} generators are given for {n} images")
@@ -72,35 +73,35 @@ class Chain(nn.Module):
         return images
 
     def _told(self, n: int, chance: Chance, labels: Given, guidance: float) -> list[Tensor]:
-        """What else the programs take, if the model knows labels: that of each image, and the guidance."""
+        """What else the programs take if the model knows labels: the label of each image, and the guidance."""
         if not 0 <= guidance < math.inf:
             raise ValueError(
-                f"guidance is a number from 0 (no label) over 1 (the label's own answer) up, not {guidance}"
+                f"guidance must be a number from 0 up (0: the label is ignored, 1: as in training), not {guidance}"
             )
         if not self.labels:
             if labels is not None or guidance != 1:
                 raise ValueError("the model knows no labels, and takes neither labels nor guidance")
             return []
-        told = self._drawn(n, chance, self._any)  # in any case, so that all else is the same with and without labels
+        told = self._drawn(n, chance, self._any)  # drawn in any case, so that all else is the same with given labels
         if labels is not None:
             given = labels if isinstance(labels, list | tuple | Tensor) else [labels] * n
             if len(given) != n:
-                raise ValueError(f"labels are one for all images or one for each of {n}, not {len(given)}")
+                raise ValueError(f"give one label for all images, or one for each of {n}, not {len(given)}")
             told = self._numbers(given).to(self.device)
         return [told, torch.tensor(float(guidance), device=self.device)]
 
     def _numbers(self, given: Any) -> Tensor:
-        """Those of labels; a tensor holds numbers already."""
+        """The numbers of labels; a tensor already holds numbers."""
         if not isinstance(given, Tensor):
             return torch.tensor([self._number(label) for label in given])
         if given.is_floating_point() or bool(((given < 0) | (given > len(self.labels))).any()):
             raise ValueError(
-                f"a tensor of labels holds whole numbers from 0 to {len(self.labels)}, which is none of them"
+                f"a tensor of labels must hold whole numbers from 0 to {len(self.labels)}, the last meaning no label"
             )
         return given.long()
 
     def _number(self, label: str | int) -> int:
-        """Of a label that is given by its name or, if no name is a number, by its number; of none the one after all."""
+        """A label's number, from its name or, if no name is a number, its number; the one after the last means none."""
         if str(label) in self.labels:
             return self.labels.index(str(label))
         by_number = not any(map(str.isdecimal, self.labels))
@@ -111,7 +112,7 @@ class Chain(nn.Module):
         raise ValueError(f"unknown label {str(label)!r}; {hint}")
 
     def _drawn(self, n: int, chance: Chance, draw: Any) -> Tensor:
-        """By one generator for all images, or by each image's own."""
+        """Drawn by one generator for all images, or by each image's own."""
         if isinstance(chance, list):
             return torch.cat([draw(1, own) for own in chance]).to(self.device)
         return draw(n, chance).to(self.device)

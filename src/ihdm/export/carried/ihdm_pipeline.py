@@ -3,7 +3,7 @@
 pipeline = DiffusionPipeline.from_pretrained("folder", trust_remote_code=True)
 images = pipeline(16, generator=torch.Generator().manual_seed(0)).images
 
-and of a model that knows labels (chain/chain.json names them) pipeline(16, labels="cat", guidance=1.5).
+If the model knows labels (chain/chain.json lists them), you can ask for one: pipeline(16, labels="cat", guidance=1.5).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class IhdmPipeline(DiffusionPipeline):
 
         output_type: "pil", "np" for an array (images, height, width, channels), or "pt" for a tensor
         (images, channels, height, width), both in [0, 1]. labels: a name or number for all images, or a list, one for
-        each; unless given, as often as in the training set. guidance: how much they count, 1 as in training.
+        each; by default in the proportions of the training set. guidance: how much they count, 1 as in training.
         """
         with self.progress_bar(total=len(self.chain.steps)) as bar:
             for grown in self.chain.grow(batch_size, generator, labels, guidance):

@@ -1,4 +1,4 @@
-// Images by an exported model, with onnxruntime-web and nothing else: chain.json, start.onnx and step.onnx are all of it.
+// Samples from an exported model with onnxruntime-web alone; all it needs is chain.json, start.onnx and step.onnx.
 
 const VERSION = 1; // of chain.json
 const RUNTIME = "./node_modules/onnxruntime-web/dist/ort.wasm.min.mjs";
@@ -6,7 +6,7 @@ const ROWS = 4, COLUMNS = 4, IMAGES = ROWS * COLUMNS;
 
 const part = (name) => document.querySelector(name);
 
-/** Uniform numbers in [0, 1) for one image, by the generator sfc32 (Doty-Humphrey): they depend on seed and image alone. */
+/** Uniform numbers in [0, 1) for one image, by the generator sfc32 (Doty-Humphrey), from seed and image alone. */
 export function chance(seed, image) {
   let a = seed | 0, b = image | 0, c = 0x9e3779b9 | 0, counter = 1;
   const next = () => {
@@ -21,7 +21,7 @@ export function chance(seed, image) {
   return next;
 }
 
-/** Standard normal noise for all images, of so many numbers each, by the Box-Muller transform. */
+/** Standard normal noise for all images, `size` numbers each, by the Box-Muller transform. */
 export function normal(chances, size) {
   const eps = new Float32Array(chances.length * size);
   chances.forEach((next, image) => {
@@ -32,12 +32,12 @@ export function normal(chances, size) {
   return eps;
 }
 
-/** Any whole number for each image: which of the model's starts it takes. */
+/** A whole number for each image, which chooses one of the model's starts. */
 export function choices(chances) {
   return BigInt64Array.from(chances, (next) => BigInt(Math.floor(next() * 2 ** 31)));
 }
 
-/** A label for each image, by its number, as often as in the training set. */
+/** The number of a label for each image, drawn in the proportions of the training set. */
 export function labels(chances, counts) {
   const total = counts.reduce((a, b) => a + b);
   return BigInt64Array.from(chances, (next) => {
@@ -47,16 +47,16 @@ export function labels(chances, counts) {
   });
 }
 
-/** What programs take beside, if the model knows labels: that of each image, which is the one wanted, and the guidance. */
+/** What else programs take if the model knows labels: the label of each image (drawn unless given) and the guidance. */
 function told({ ort, about }, chances, { label, guidance }) {
   if (!about.labels) return [() => ({}), () => ({})];
-  const numbers = labels(chances, about.counts); // in any case, so that all else is the same with and without labels
+  const numbers = labels(chances, about.counts); // drawn in any case, so that all else is the same with a given label
   if (label !== null) numbers.fill(BigInt(label));
   const atStart = () => ({ label: new ort.Tensor("int64", numbers.slice(), [IMAGES]) }); // new ones: a run uses them up
   return [atStart, () => ({ ...atStart(), guidance: new ort.Tensor("float32", Float32Array.of(guidance), []) })];
 }
 
-/** Go along the chain, and show the images after each step. wanted: a label's number, or null, and the guidance. */
+/** Go along the chain and show the images after each step. wanted: a label's number (null for any) and the guidance. */
 async function grow(model, seed, wanted, show) {
   const { ort, about, start, step } = model;
   const chances = Array.from({ length: IMAGES }, (_, image) => chance(seed, image));
@@ -97,7 +97,7 @@ async function load() {
   const ort = await import(RUNTIME).catch(() => {
     throw new Error("onnxruntime-web is not in this folder: npm install --prefix FOLDER onnxruntime-web@1.30.0");
   });
-  ort.env.wasm.proxy = true; // in a worker, so that the page answers meanwhile
+  ort.env.wasm.proxy = true; // in a worker, so that the page stays responsive
   const about = await (await fetch("chain.json")).json();
   if (about.export !== VERSION) {
     throw new Error(`this page is for exports of version ${VERSION}, and chain.json is of version ${about.export}`);
@@ -110,7 +110,7 @@ function say(words) {
   part("#status").textContent = words;
 }
 
-/** A button for each label, and one for any; each grows images at once. Without labels there is none. */
+/** A button for each label and one for any, each of which grows images at once. Without labels there are no buttons. */
 function offer(names) {
   part("fieldset").hidden = part("#guidance").parentElement.hidden = !names.length;
   const buttons = (names.length ? ["any", ...names] : []).map((name, place) => {
@@ -136,7 +136,7 @@ async function main() {
     await grow(model, part("#seed").valueAsNumber, wanted(), async (values, done) => {
       draw(values, model.about.shape);
       say(`step ${done} of ${total}`);
-      await new Promise(requestAnimationFrame); // so that it is seen
+      await new Promise(requestAnimationFrame); // so that the step is seen
     });
     say(`${IMAGES} images in ${((performance.now() - began) / 1000).toFixed(1)} s. Another seed gives others.`);
     part("#grow").disabled = part("fieldset").disabled = false;
