@@ -139,9 +139,7 @@ def _load_stream(config: DataConfig, held_out_most: int | None, lazy: bool) -> I
     learnt = [one for one in found if not looked_at.hold_out(one)]
     held_out = held_out or [one for one in found if looked_at.hold_out(one)]
     if not learnt:
-        raise IhdmError(
-            f"{config.source} has no training images at the start of the {len(looked_at.shards)} shards that were read"
-        )
+        raise IhdmError(f"{config.source} has no training images at the start of {len(looked_at.shards)} of its shards")
     decoder = Decoder(_readable(FoundPictures(learnt), skip), _size(config), config.channels)
     warn_of_frames(decoder.pictures)
     stream = Stream(train, decoder.fitting, looked_at, config.buffer, skip)

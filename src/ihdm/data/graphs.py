@@ -44,9 +44,7 @@ def read_one(path: Path, domain: GraphDomain, resize: bool) -> Tensor:
     """A field (C, n) that a user gives in an npy file, in the units of the data; in [0, 1], or a little beyond."""
     array, (channels, nodes) = numpy_file(path), domain.shape
     if isinstance(array, dict) or array.ndim not in (1, 2):
-        raise UsageError(
-            f"{path} holds no single field; expected an npy file with an array (n,), or (C, n) with channels"
-        )
+        raise UsageError(f"{path} holds no single field; expected an npy array (n,), or (C, n) with channels")
     values = _checked(array[None], str(path))
     if values.shape[1:] != domain.shape:
         there = f"{values.shape[1]} channels on {values.shape[2]:,} nodes"
@@ -58,9 +56,7 @@ def _read(config: DataConfig) -> tuple[GraphDomain, dict[str, Pictures]]:
     """The domain and the fields of a file, checked."""
     for name, usual in (("memory", "auto"), ("on_error", "stop")):
         if getattr(config, name) not in (usual, "yes"):
-            raise UsageError(
-                f"data.{name}={getattr(config, name)} is for images; fields are one file, read into memory"
-            )
+            raise UsageError(f"data.{name}={getattr(config, name)} is for images; fields are one file, held in memory")
     path = locate(given(config.source))
     if not isinstance(path, Path) or path.suffix.lower() != ".npz":
         raise UsageError(f"fields on a graph are read from an npz file (docs/domains.md), not from {config.source}")
@@ -71,7 +67,7 @@ def _read(config: DataConfig) -> tuple[GraphDomain, dict[str, Pictures]]:
     asked = {"size": (config.size or (nodes,))[0], "channels": config.channels or channels}
     for name, there in (("size", nodes), ("channels", channels)):
         if asked[name] != there:
-            words = f"{channels} channels on {nodes:,} nodes, but data.{name}={asked[name]} was asked for"
+            words = f"{channels} channels on {nodes:,} nodes, but data.{name}={asked[name]} is asked for"
             raise UsageError(f"{path} has fields of {words}")
     return found, {split: Stack(str(path), array, _labels(arrays, split)) for split, array in fields.items()}
 
@@ -79,9 +75,7 @@ def _read(config: DataConfig) -> tuple[GraphDomain, dict[str, Pictures]]:
 def _arrays(path: Path) -> dict[str, Any]:
     arrays = numpy_file(path)
     if not isinstance(arrays, dict):
-        raise IhdmError(
-            f"{path} is one array; expected an npz file with train and edges, or with train, positions and faces"
-        )
+        raise IhdmError(f"{path} is one array; expected an npz with train and edges, or train, positions and faces")
     for name in arrays:
         if name not in (*SPLITS, *LABELS, *TENSORS):
             raise UsageError(f"{path}: {unknown('array', name, [*SPLITS, *LABELS, *TENSORS])}")

@@ -81,7 +81,5 @@ class LazyImages:
                 name = self.decoder.pictures.name(number)
                 if name not in self._named:
                     self._named.add(name)
-                    print(
-                        f"warning: {error}; another image takes its place ({len(self._named)} so far)", file=sys.stderr
-                    )
+                    print(f"warning: {error}; another takes its place ({len(self._named)} so far)", file=sys.stderr)
         raise Unreadable(f"none of {len(self):,} images can be read")

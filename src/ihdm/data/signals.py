@@ -170,9 +170,7 @@ def read_one(path: Path, domain: SignalDomain, resize: bool) -> Tensor:
 def _opened(config: DataConfig) -> Mapping[str, Pictures]:
     path = expanded(given(config.source))
     if not path.exists():
-        raise IhdmError(
-            f"there is no {config.source}; sounds are read from a folder or zip of files, or from npy or npz arrays"
-        )
+        raise IhdmError(f"there is no {config.source}; give a folder or zip of sound files, or an npy or npz file")
     splits = _splits(path, config.rate)
     if "train" not in splits:
         raise IhdmError(f"{config.source} has no training sounds, only: {', '.join(splits)}")
@@ -189,9 +187,7 @@ def _splits(path: Path, rate: int | None) -> Mapping[str, Pictures]:
         return {split: SoundMembers(path, archive, names) for split, names in groups.items()}
     if suffix in (".npy", ".npz"):
         if rate is None:
-            raise UsageError(
-                f"{path} does not say its rate, in samples per second; set it, such as --set data.rate=8000"
-            )
+            raise UsageError(f"{path} does not say its rate in Hz; give it, such as --set data.rate=8000")
         arrays, labels = arrays_by_split(path)
         return {
             split: SoundStack(str(path), _samples(array, path), partial(labels.get, split, ()), rate)

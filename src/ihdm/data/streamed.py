@@ -45,9 +45,7 @@ class StreamedBatches:
         if step == 0 and places is None:
             return
         if not places or len(places[0]) != len(Place._fields) or self.batch_size % len(places):
-            raise IhdmError(
-                "the checkpoint does not tell where its stream of images stood, so the run cannot go on from it"
-            )
+            raise IhdmError("the checkpoint does not tell where its stream of images stood, so it cannot be continued")
         self._step, self._places = step, torch.tensor(places)
 
     def places(self, rank: int = 0, ranks: int = 1) -> Tensor | None:

@@ -138,9 +138,7 @@ def _domain(config: DataConfig, splits: dict[str, Pictures]) -> VolumeDomain:
             if split == "train":
                 low, high = min(low, float(volume.min())), max(high, float(volume.max()))
     if config.channels not in (None, len(first)):
-        raise UsageError(
-            f"{train.name(0)} has {len(first)} channels, but data.channels={config.channels} was asked for"
-        )
+        raise UsageError(f"{train.name(0)} has {len(first)} channels, but data.channels={config.channels} is asked for")
     if config.range is None and low == high:
         raise IhdmError(f"all values of {config.source} are {low:g}: there is nothing to learn")
     low, high = config.range or (low, high)

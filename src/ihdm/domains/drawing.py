@@ -60,7 +60,7 @@ class Drawing:
 
 
 def colours(values: Tensor) -> Tensor:
-    """Values (N, C, H, W) in [0, 1] as red, green and blue: three channels as they are, else the first in a colour scale."""
+    """Values (N, C, H, W) in [0, 1] as red, green and blue: three channels as they are, else the first by COLOURS."""
     values = values.float().clamp(0, 1)
     if values.shape[1] == 3:
         return values

@@ -54,7 +54,7 @@ class GraphDomain(Domain):
 
     def __post_init__(self) -> None:
         if len(self.shape) != 2:
-            raise ValueError(f"the shape of a field has two numbers, channels and nodes, unlike {self.shape}")
+            raise ValueError(f"the shape of a field is channels and nodes, not {self.shape}")
         self._check_range()
         self._check_graph()
         if self.positions is not None and len(self.positions) != self.shape[1]:

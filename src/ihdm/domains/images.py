@@ -26,9 +26,7 @@ class ImageDomain(Domain):
 
     def __post_init__(self) -> None:
         if len(self.shape) != 3:
-            raise ValueError(
-                f"the shape of an image has three numbers, channels, height and width, unlike {self.shape}"
-            )
+            raise ValueError(f"the shape of an image is channels, height and width, not {self.shape}")
 
     @property
     def suffix(self) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ihdm.domains.domain import Domain, Shape
 
 CHANNELS = {1: "mono", 2: "stereo"}
-FULL_SCALE = 2**15  # the largest value of 16 bits
+FULL_SCALE = 2**15  # of 16 bits
 MOST_RATE = 2**20  # samples a second
 ROUNDING = 1 / (2 * FULL_SCALE * math.sqrt(12))  # the standard deviation of rounding to 16 bits, in [0, 1]
 LOWEST_HEARD = 20.0  # Hz
@@ -44,11 +44,9 @@ class SignalDomain(Domain):
 
     def __post_init__(self) -> None:
         if len(self.shape) != 2:
-            raise ValueError(f"the shape of a sound has two numbers, channels and samples, unlike {self.shape}")
+            raise ValueError(f"the shape of a sound is channels and samples, not {self.shape}")
         if not isinstance(self.rate, int) or isinstance(self.rate, bool) or not 1 <= self.rate <= MOST_RATE:
-            raise ValueError(
-                f"a rate must be a whole number of samples per second from 1 to {MOST_RATE:,}, not {self.rate!r}"
-            )
+            raise ValueError(f"a rate must be a whole number, in Hz, from 1 to {MOST_RATE:,}, not {self.rate!r}")
         if self.peak is not None and not 0 < self.peak <= 1:
             raise ValueError(f"a peak must be above 0 and at most 1, not {self.peak!r}")
 

@@ -24,11 +24,7 @@ AZIMUTH, ELEVATION = 0.5, 0.4  # angles from which a volume is seen, in radians
 FARTHEST = 1.1  # half the side of the view, in units of half the volume's longest axis
 CLEAR, SOLID = 0.1, 0.6  # values up to which a voxel is invisible, and from which on it hides what is behind
 LIGHT = (-0.55, -0.6, -0.58)  # the direction it comes from: depth, height, width
-COLOURS = {
-    1: [(1, 1, 1)],
-    2: [(1, 0.5, 0.1), (0.15, 0.5, 1)],
-    3: [(1, 0, 0), (0, 1, 0), (0, 0, 1)],
-}  # by how many channels there are
+COLOURS = {1: [(1, 1, 1)], 2: [(1, 0.5, 0.1), (0.15, 0.5, 1)], 3: [(1, 0, 0), (0, 1, 0), (0, 0, 1)]}  # by channels
 
 
 @dataclass(frozen=True)
@@ -46,9 +42,7 @@ class VolumeDomain(Domain):
 
     def __post_init__(self) -> None:
         if len(self.shape) != 4:
-            raise ValueError(
-                f"the shape of a volume has four numbers, channels, depth, height and width, unlike {self.shape}"
-            )
+            raise ValueError(f"the shape of a volume is channels, depth, height and width, not {self.shape}")
         if not 0 < self.high - self.low < math.inf:
             raise ValueError(f"values must go from a finite number to a larger one, not from {self.low} to {self.high}")
 
