@@ -89,7 +89,7 @@ def test_a_domain_is_what_its_tensors_and_range_are():
     ("change", "message"),
     [
         ({"shape": (1, 3, 3)}, "channels and nodes"),
-        ({"low": (0.0, 0.0)}, "as many values low and high, not 2 and 1"),
+        ({"low": (0.0, 0.0)}, "as many values in low and high, not 2 and 1"),
         ({"high": (-1.0,)}, "not a range"),
         ({"high": (math.nan,)}, "not a range"),
         ({"edges": None}, "either edges, or positions and faces"),

@@ -68,8 +68,8 @@ class GraphLaplacian(Laplacian):
         """The cotangent Laplacian of a surface of triangles, divided by the mean area of a node.
 
         positions: (n, 3); faces: (F, 3), the nodes of each triangle. Units are those of the positions. Dividing by one
-        area for all nodes keeps it symmetric, and its blank state constant; it is the Laplacian of the surface where
-        nodes are spread evenly, and differs from it as their areas differ elsewhere.
+        area for all nodes keeps it symmetric, and its blank state constant. Where nodes are spread evenly it is the
+        Laplacian of the surface; elsewhere it differs from that as their areas differ.
         """
         positions, faces = checked_mesh(positions, faces)
         edges, weights = cotangents(positions, faces)

@@ -66,7 +66,7 @@ class Labels:
 
 
 class Starts:
-    """Training images sorted by label, (N,), to start images from those of their own label. kinds: how many labels."""
+    """Training images by label, so that images can start from those of their own. labels: (N,); kinds: their number."""
 
     def __init__(self, labels: Tensor, kinds: int):
         self.counts = torch.bincount(labels, minlength=kinds)

@@ -41,7 +41,7 @@ from ihdm.pixels import to_unit
 
 HELD_OUT_MOST = 2048  # most images that the held-out loss uses
 LOOKED_AT = 4096  # images of a stream that are read at the start; the prior is made from them
-MEMORY_SHARE = 0.5  # of the memory, that images may fill
+MEMORY_SHARE = 0.5  # of all memory, that images may fill
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 SIZE = 16  # of each axis, by default
 TRAIN, TEST = 2500, 500  # orbitals in each split
 LEAST = 0.05  # of the largest value: anything less counts as nothing
-TINY = 1e-30  # largest value at least, as most orbitals are 0 on a grid of one voxel
+TINY = 1e-30  # avoids a division by 0: most orbitals are 0 on a grid of one voxel
 REACH = 0.75, 1.0  # range of the radius where this begins, in units of half the volume
 SHAPES: dict[str, list[Callable[..., Tensor]]] = {  # r^l Y_lm, one for each shape; others are rotations of these
     "1s": [lambda x, y, z, r2: torch.ones_like(x)],

@@ -184,12 +184,12 @@ def _begun(work: Work, workers: int) -> Iterator[Part | IhdmError]:
         collate_fn=_as_it_is,
         worker_init_fn=_end_with_the_trainer,
         multiprocessing_context="spawn",  # a fork of a process with threads may hang
-        generator=torch.Generator(),  # for a number that it draws and nobody needs: not from dropout's generator
+        generator=torch.Generator(),  # it draws a number that nobody needs, else from dropout's generator
     )
     if hasattr(signal, "pthread_sigmask"):  # the processes that this thread starts inherit the block
         from multiprocessing import resource_tracker
 
-        resource_tracker.ensure_running()  # if it started later, it would lift the block
+        resource_tracker.ensure_running()  # started later, it would lift the block
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     return iter(loader)
 

@@ -20,7 +20,7 @@ KINDS: dict[str, type[Domain]] = {
 
 
 def domain_kind(name: str) -> type[Domain]:
-    """The domain of a kind of data."""
+    """The domain class of a kind of data."""
     if name not in KINDS:
         raise unknown("kind of data", name, KINDS)
     return KINDS[name]

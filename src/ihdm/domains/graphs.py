@@ -64,7 +64,7 @@ class GraphDomain(Domain):
         channels = self.shape[0]
         low, high = (tuple(map(float, ends)) for ends in (self.low or [0] * channels, self.high or [1] * channels))
         if not len(low) == len(high) == channels:
-            raise ValueError(f"{channels} channels need as many values low and high, not {len(low)} and {len(high)}")
+            raise ValueError(f"{channels} channels need as many values in low and high, not {len(low)} and {len(high)}")
         if not all(-math.inf < least < most < math.inf for least, most in zip(low, high)):
             raise ValueError(f"{low} to {high} is not a range of values; each must be finite, and high above low")
         self._set(low=low, high=high)
