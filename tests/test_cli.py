@@ -158,7 +158,7 @@ finally: assert "torch" not in sys.modules"""
         (["restore", "model", "a-file"], 1, "a-file is not an image"),
         (["restore", "model", "large.png"], 2, "--resize"),
         (["restore", "model", "huge.png"], 1, "huge.png is not an image"),
-        (["restore", "model", "oblong.png"], 2, "smaller ones of the same shape"),
+        (["restore", "model", "oblong.png"], 2, "smaller ones of the same proportions"),
         (["restore", "model", "fit.png", "--blur-width", "wide"], 2, "auto or a number"),
         (["restore", "model", "fit.png", "--blur-width", "-1"], 2, "auto or a number"),
         (["restore", "model", "fit.png", "--blur-width", "7"], 2, "from 0 to 6 pixels"),

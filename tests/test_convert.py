@@ -263,7 +263,7 @@ def huge_shape(axes: int) -> bytes:
         (b"\x80\x02.", "cannot be read"),  # nothing made
         (b"\x80\x02(t\x85.", "no checkpoint of the authors' code"),
         (b"\x80\x02\x87.", "cannot be read"),
-        (b"\x80\x02Nr\xff\xff\xff\x7f.", "counts what it remembers"),  # a memo with a distant place
+        (b"\x80\x02Nr\xff\xff\xff\x7f.", "numbers what it remembers"),  # a memo with a distant place
         (b"\x80\x02NN\x86q\x00" + b"h\x00h\x00\x86q\x00" * 60 + b"}h\x00Ns.", "keys that are neither"),  # 2^60 Nones
         (COLLIDING, "keys that are neither"),
         (b"\x80\x02N" + b"".join(b"r" + struct.pack("<I", i << 12) for i in range(2**16)) + b".", "remembers"),

@@ -413,7 +413,7 @@ def test_a_set_whose_held_out_images_are_all_broken_can_be_learned_from(tmp_path
         load_images(config, lazy=True)
     images = load_images(replace(config, on_error="skip"), lazy=True)
     assert len(images.train) == 19 and tuple(images.held_out.shape) == (0, 1, 5, 4)
-    assert "warning: of those held out, none of 1 images can be read" in capsys.readouterr().err
+    assert "warning: of the held-out images, none of 1 images can be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", ["gif", "tiff", "png", "webp"])
@@ -424,7 +424,7 @@ def test_of_animations_the_first_frame_is_read_and_that_is_said(tmp_path, suffix
     assert not capsys.readouterr().err
     frames[0].save(tmp_path / f"many.{suffix}", save_all=True, append_images=frames[1:], lossless=True)
     assert load(tmp_path / f"many.{suffix}", holdout=0).train.unique().tolist() == [60]
-    assert f"of the 3 frames or pages of {tmp_path}/many.{suffix} the first is read" in capsys.readouterr().err
+    assert f"only the first of 3 frames or pages of {tmp_path}/many.{suffix} is read" in capsys.readouterr().err
 
 
 def test_a_photograph_with_a_small_one_of_itself_is_no_animation(tmp_path, capsys):

@@ -89,9 +89,9 @@ def test_a_domain_is_what_its_tensors_and_range_are():
     ("change", "message"),
     [
         ({"shape": (1, 3, 3)}, "channels and nodes"),
-        ({"low": (0.0, 0.0)}, "do not have 2 least values"),
-        ({"high": (-1.0,)}, "no range"),
-        ({"high": (math.nan,)}, "no range"),
+        ({"low": (0.0, 0.0)}, "as many values in low and high, not 2 and 1"),
+        ({"high": (-1.0,)}, "not a range"),
+        ({"high": (math.nan,)}, "not a range"),
         ({"edges": None}, "either edges, or positions and faces"),
         ({"faces": TRIANGLE}, "either edges, or positions and faces"),
         ({"edges": None, "faces": torch.tensor([[0, 1, 2]])}, "need the positions"),
@@ -101,7 +101,7 @@ def test_a_domain_is_what_its_tensors_and_range_are():
         ),
         ({"positions": torch.zeros(4, 3)}, "4 positions for 3 nodes"),
         ({"edges": TRIANGLE + 1}, "only the nodes 0 to 2"),
-        ({"weights": -torch.ones(3)}, "larger than 0"),
+        ({"weights": -torch.ones(3)}, "above 0"),
     ],
 )
 def test_what_is_no_domain_is_refused(change, message):
@@ -233,9 +233,9 @@ GOOD = {"train": np.arange(12.0).reshape(4, 3), "edges": TRIANGLE.numpy()}
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train": None}, "has no array train, only: edges"),
+        ({"train": None}, "has no array named train, only: edges"),
         ({"edges": None}, "either edges, or positions and faces"),
-        ({"edges": np.array([[0, 3]])}, "edge 0 is 0, 3, and there are only the nodes 0 to 2"),
+        ({"edges": np.array([[0, 3]])}, "edge 0 is 0, 3, but there are only the nodes 0 to 2"),
         ({"weights": np.array([1.0, -2.0, 1.0])}, "the weight of edge 1 is -2"),
         ({"weights": np.array(["a", "b", "c"])}, "a number for each of 3 edges"),
         ({"weigths": np.ones(3)}, "unknown array 'weigths'; did you mean 'weights'"),
@@ -258,14 +258,14 @@ def test_what_is_wrong_with_a_file_is_said(change, message, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"size": (4,)}, "on 3 nodes, and data.size=4 is asked for"),
-        ({"channels": 3}, "of 1 channels on 3 nodes, and data.channels=3 is asked for"),
+        ({"size": (4,)}, "on 3 nodes, but data.size=4 is asked for"),
+        ({"channels": 3}, "of 1 channels on 3 nodes, but data.channels=3 is asked for"),
         ({"source": "."}, "read from an npz file"),
         ({"source": ""}, "no data given"),
         ({"memory": "no"}, "data.memory=no is for images"),
         ({"on_error": "skip"}, "data.on_error=skip is for images"),
         ({"labels": True}, "has no labels"),
-        ({"range": (0.0, 1.0, 0.0, 1.0)}, "of 1 channels, and data.range has 2 pairs of numbers, not one for each"),
+        ({"range": (0.0, 1.0, 0.0, 1.0)}, "of 1 channels, but data.range has 2 pairs of numbers; give one for each"),
         ({"range": (0.0, 1.0, 2.0)}, "data.range is two numbers"),
         ({"range": (0.0, 1.0, 2.0, 2.0)}, "data.range is two numbers"),
     ],
@@ -454,7 +454,7 @@ def test_train_resume_sample_and_info(saved, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.zeros((2, 60)), "2 channels on 60 nodes, and the model's have 1 on 60"),
+        (np.zeros((2, 60)), "2 channels on 60 nodes, but the model's fields have 1 on 60"),
         (np.zeros(59), "1 channels on 59 nodes"),
         (np.zeros((1, 1, 60)), "holds no single field"),
         (np.full(60, np.nan), "expected numbers"),

@@ -269,12 +269,12 @@ def test_nearest_neighbours_are_edges():
 @pytest.mark.parametrize(
     ("edges", "weights", "message"),
     [
-        ([(0, 1), (1, 4)], None, "edge 1 is 1, 4, and there are only the nodes 0 to 3"),
+        ([(0, 1), (1, 4)], None, "edge 1 is 1, 4, but there are only the nodes 0 to 3"),
         ([(0, -1)], None, "only the nodes 0 to 3"),
         ([(0, 1), (2, 2)], None, "edge 1 goes from node 2 to itself"),
         ([(0, 1), (1, 0)], None, "between 0 and 1 is given more than once"),
-        ([(0, 1), (1, 2)], [1.0, -0.5], "the weight of edge 1 is -0.5; weights are finite and larger than 0"),
-        ([(0, 1)], [0.0], "larger than 0"),
+        ([(0, 1), (1, 2)], [1.0, -0.5], "the weight of edge 1 is -0.5; weights must be finite and above 0"),
+        ([(0, 1)], [0.0], "above 0"),
         ([(0, 1)], [math.nan], "finite"),
         ([(0, 1)], [1.0, 2.0], "a number for each of 1 edges"),
         ([(0, 1)], [1e200], "too large to compute with"),
@@ -291,7 +291,7 @@ def test_what_is_no_graph_is_refused(edges, weights, message):
     ("positions", "faces", "message"),
     [
         (np.zeros((3, 2)), [(0, 1, 2)], "three numbers for each node"),
-        (np.eye(3), [(0, 1, 3)], "face 0 is 0, 1, 3, and there are only the nodes 0 to 2"),
+        (np.eye(3), [(0, 1, 3)], "face 0 is 0, 1, 3, but there are only the nodes 0 to 2"),
         (np.eye(3), [(0, 1, 1)], "face 0 has no area"),
         (np.eye(3), [], "there are no faces"),
         (np.full((3, 3), math.inf), [(0, 1, 2)], "not finite"),

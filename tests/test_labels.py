@@ -181,7 +181,7 @@ def test_labels_of_webdataset_are_files_in_its_archives(tmp_path):
     images = load(tmp_path, holdout=0)
     assert images.labels.names == ("0", "3", "6") and images.train_labels.tolist() == [0, 1, 1, 2]
     write_tar(tmp_path / "1.tar", {"all/7.png": png(PIXELS[0]), "all/7.cls": b"9", "all/8.png": png(PIXELS[0])})
-    with pytest.raises(IhdmError, match=r"8.png has no label, as 1 of 4 images"):
+    with pytest.raises(IhdmError, match=r"8.png has no label, like 1 of 4 images"):
         load(tmp_path, holdout=0)
 
 
@@ -231,11 +231,11 @@ def broken_sets(folder) -> dict[str, tuple[str, str]]:
     return {
         "flat": ("has no labels", "class folders"),
         "half": ("stray.png has no label", "1 of 13"),
-        "one": ("have one label, 'cat'", ""),
+        "one": ("have the same label, 'cat'", ""),
         "unseen": ("test/dog/1.png", "which no training image"),
         "few-images-idx3-ubyte": ("3 labels for 4 images", ""),
         "cut-images-idx3-ubyte": ("not a complete idx1-ubyte file of labels", ""),
-        "real.npz": ("whole numbers or texts, not float", ""),
+        "real.npz": ("a label of type float", "expected whole numbers or texts"),
         "none.npz": ("has no labels", "train_labels"),
         "single.npz": ("1 labels for 4 images", ""),
         "some.npz": ("some.npz[2] has no label", "1 of 4"),

@@ -138,7 +138,7 @@ def test_links_that_are_left_out_are_named(tree, capsys):
     (tree / "dangling.png").symlink_to(tree / "nowhere.png")
     (tree / ".hidden" / "dangling.png").symlink_to(tree / "nowhere.png")
     files_below(tree)
-    assert "lead to folders, or to nothing: a/behind, dangling.png (2 in all)" in capsys.readouterr().err
+    assert "lead to folders, or to nothing, are left out: a/behind, dangling.png (2 in all)" in capsys.readouterr().err
 
 
 def test_pipes_are_no_files(tree):
@@ -149,7 +149,7 @@ def test_pipes_are_no_files(tree):
 def test_without_a_place_to_remember_it_is_said_and_listed_each_time(tree, capsys):
     (tree.parent / "cache").write_text("a file where the folder should be")
     assert files_below(tree) == expected(tree)
-    assert "cannot be kept" in capsys.readouterr().err
+    assert "cannot be saved" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_listed_is_named(tree, monkeypatch, capsys):

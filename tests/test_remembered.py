@@ -58,7 +58,7 @@ def test_what_takes_long_is_said_once(folder, monkeypatch, capsys):
     assert not capsys.readouterr().err
     monkeypatch.setattr(remembered, "LONG", 24)
     ring(modes=7), ring(modes=7)
-    assert capsys.readouterr().err == "computing 7 eigenvectors of 24 nodes, which takes long, once\n"
+    assert capsys.readouterr().err == "computing 7 eigenvectors of 24 nodes: slow, but only once\n"
 
 
 def test_small_graphs_and_those_that_nobody_asked_to_keep_are_not_kept(folder, computed):
@@ -110,8 +110,8 @@ def test_a_whole_file_of_another_graph_is_told(folder, computed, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda values, vectors: (values, vectors[:, :5]), "no eigenvectors"),
-        (lambda values, vectors: (values, vectors.astype(np.float32)), "no eigenvectors"),
+        (lambda values, vectors: (values, vectors[:, :5]), "not eigenvectors"),
+        (lambda values, vectors: (values, vectors.astype(np.float32)), "not eigenvectors"),
         (lambda values, vectors: (values, vectors * 1.001), "not orthonormal"),
         (lambda values, vectors: (values * np.nan, vectors), "another graph"),
         (lambda values, vectors: (values[::-1], vectors[:, ::-1]), "not in order"),
@@ -138,4 +138,4 @@ def test_the_oldest_make_room_and_a_folder_that_cannot_be_written_is_told(folder
     assert len(list(folder.iterdir())) == 2
     monkeypatch.setenv("IHDM_CACHE", str(next(folder.iterdir())))  # a file, where no folder can be
     assert basis(ring()).shape == (24, 24)
-    assert "could not be kept for the next time" in capsys.readouterr().err
+    assert "could not be saved for the next time" in capsys.readouterr().err

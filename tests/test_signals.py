@@ -294,7 +294,7 @@ def nothing(path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Prepared, dict[str, object], str]] = {
-    "no source": (lambda at: at / "none", {}, "there is no .*none; sounds are in a folder"),
+    "no source": (lambda at: at / "none", {}, "there is no .*none; give a folder or zip of sound files"),
     "no sounds": (file("x.txt"), {}, r"holds no sounds .*x\.txt.*sounds end in"),
     "no sound": (file("x.wav", b"nothing"), {}, r"x\.wav is not a sound that can be read"),
     "an empty file": (file("x.wav"), {}, r"x\.wav is not a sound .*it is empty"),
@@ -304,7 +304,7 @@ REFUSED: dict[str, tuple[Prepared, dict[str, object], str]] = {
     "a broken zip": (file("x.zip", b"x", whole=False), {}, "cannot be read as a zip"),
     "no test alone": (lambda at: save(hit(9), at / "test" / "x.wav") or at, {}, "no training sounds, only: test"),
     "memory": (sound(nothing, hit(9)), {"memory": "no"}, r"data\.memory=no is for images"),
-    "an array without a rate": (array(2, 9), {}, "how many samples a second"),
+    "an array without a rate": (array(2, 9), {}, "does not say its rate in Hz"),
     "a loud array": (array(2, 9, value=3), {"rate": 9}, "values from 3 to 3; expected floating point in"),
     "large integers": (array(2, 9, kind="i8"), {"rate": 9}, "int64 values"),
     "an array of images": (array(2, 3, 4, 5), {"rate": 9}, r"expected \(N, samples\)"),
@@ -336,9 +336,9 @@ def test_samples_that_are_not_numbers_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("samples", "rate", "message"),
     [
-        (hit(9), 3000, r"differ in rate: .*a\.wav has 2,000 Hz and .*b\.wav 3,000; give .*data\.rate"),
-        (hit(9, 99), RATE, r"differ in length: .*a\.wav has 256 samples and .*b\.wav 99; give .*data\.size"),
-        (hit(9).expand(2, -1), RATE, r"a\.wav has 1 channel and .*b\.wav has 2; say .*data\.channels"),
+        (hit(9), 3000, r"differ in rate: .*a\.wav has 2,000 Hz and .*b\.wav 3,000; choose .*data\.rate"),
+        (hit(9, 99), RATE, r"differ in length: .*a\.wav has 256 samples and .*b\.wav 99; choose .*data\.size"),
+        (hit(9).expand(2, -1), RATE, r"differ in channels: .*a\.wav has 1 and .*b\.wav 2; choose .*data\.channels"),
     ],
 )
 def test_sounds_that_differ_are_refused_by_name(samples, rate, message, tmp_path):
@@ -350,7 +350,7 @@ def test_sounds_that_differ_are_refused_by_name(samples, rate, message, tmp_path
 
 def test_channels_that_cannot_be_made_and_settings_of_others_are_refused(tmp_path):
     save(hit(9).expand(2, -1), tmp_path / "a.wav")
-    with pytest.raises(UsageError, match="has 2 channels, which cannot be made 3"):
+    with pytest.raises(UsageError, match="has 2 channels, which cannot be converted to 3"):
         loaded(tmp_path, channels=3)
     for words in (["data.rate=8000"], ["data.peak=0.5"], ["data.kind=volumes", "data.rate=8000"]):
         with pytest.raises(UsageError, match=r"data\.\w+ is for signals, not for"):

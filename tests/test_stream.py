@@ -329,7 +329,7 @@ def test_what_is_no_stream_is_refused(tmp_path):
     for source in (str(tmp_path), str(tmp_path / "a.png"), "digits"):
         with pytest.raises(UsageError, match="cannot be read as a stream"):
             load(DataConfig(source, stream=True))
-    with pytest.raises(UsageError, match=r"leave data\.stream=true away"):
+    with pytest.raises(UsageError, match=r"leave out data\.stream=true"):
         load_images(write_set(tmp_path / "set", [9]))
 
 

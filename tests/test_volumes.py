@@ -172,7 +172,7 @@ def test_volumes_of_several_sizes_are_brought_to_one_by_the_cosine_basis(tmp_pat
     [
         (np.zeros((5, 4, 4)), r"has shape \(5, 4, 4\); expected \(N, D, H, W\), or \(N, C, D, H, W\)"),
         (np.zeros((2, 3, 0, 4, 4)), "has shape"),
-        (np.full((2, 4, 4, 4), np.nan), "no finite numbers"),
+        (np.full((2, 4, 4, 4), np.nan), "not finite"),
         (np.zeros((2, 4, 4, 4)), "all values .* are 0: there is nothing to learn"),
         (np.zeros((2, 4, 4, 4), dtype=complex), "holds complex128"),
         (np.full((2, 4, 4, 4), "a"), "holds <U1"),
@@ -192,23 +192,23 @@ def test_what_volumes_cannot_be_read_from_is_refused(tmp_path, cubes):
     (tmp_path / "no.npy").write_text("none")
     for source, message in (
         ("nowhere.npy", "there is no nowhere.npy"),
-        ("hf:some/set", "hf:some/set is no set of volumes"),
-        ("digits", "digits is no set of volumes"),
-        ("mnist", "mnist is no set of volumes"),
+        ("hf:some/set", "hf:some/set is not a set of volumes"),
+        ("digits", "digits is not a set of volumes"),
+        ("mnist", "mnist is not a set of volumes"),
         ("", "no data given"),
-        (tmp_path / "text" / "a.txt", "is not an npy or npz file"),
+        (tmp_path / "text" / "a.txt", "volumes are read from an npy or npz file"),
         (tmp_path / "text", "b.npy cannot be read as a NumPy array"),
         (tmp_path / "no.npy", "cannot be read as a NumPy array"),
     ):
         with pytest.raises(IhdmError, match=message):
             load_images(config(source))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(IhdmError, match="holds no training volumes, only: no npy files at all"):
+    with pytest.raises(IhdmError, match="holds no training volumes; found: no npy files"):
         load_images(config(tmp_path / "empty"))
     for settings, message in (
         ({"memory": "no"}, "data.memory=no is for images"),
         ({"on_error": "skip"}, "data.on_error=skip is for images"),
-        ({"channels": 3}, "has 1 channels, and data.channels=3"),
+        ({"channels": 3}, "has 1 channels, but data.channels=3"),
         ({"labels": True}, "has no labels"),
     ):
         with pytest.raises(UsageError, match=message):
@@ -231,10 +231,10 @@ def test_one_volume_that_a_person_gives_has_the_models_shape_or_is_brought_to_it
     found = read_one(path, domain, resize=False)
     torch.testing.assert_close(found, domain.scaled(torch.from_numpy(values))[None])
     smaller = VolumeDomain((1, 2, 2, 2), -2, 2)
-    with pytest.raises(UsageError, match=r"is 1x4x4x4 .*, and the model's volumes are 1x2x2x2; --resize brings it"):
+    with pytest.raises(UsageError, match=r"is 1x4x4x4 .*, but the model's volumes are 1x2x2x2; --resize changes"):
         read_one(path, smaller, resize=False)
     assert float(read_one(path, smaller, resize=True).mean()) == pytest.approx(0.5)
-    with pytest.raises(UsageError, match="but not to their channels"):
+    with pytest.raises(UsageError, match="but not the channels"):
         read_one(path, VolumeDomain((2, 4, 4, 4)), resize=True)
 
 

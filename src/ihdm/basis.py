@@ -34,10 +34,10 @@ class Pixels:
 
 
 class Laplacian(ABC):
-    """Laplace = V diag(eigenvalues) V^T, none of the eigenvalues positive: it has a heat equation (Eq. 1-2).
+    """Laplace = V diag(eigenvalues) V^T, with no positive eigenvalue, so that it has a heat equation (Eq. 1-2).
 
-    grid: the axes of data after their channels, those of a grid, or the number of a graph's nodes. Coefficients have
-    the same axes, the lowest frequencies first. peak: the largest square of an entry of V, in units of the mean one.
+    grid: the axes of data after the channels: those of a grid, or the one of a graph's nodes. Coefficients have the
+    same axes, the lowest frequencies first. peak: the largest square of an entry of V, in units of the mean one.
     """
 
     grid: tuple[int, ...]
@@ -51,7 +51,7 @@ class Laplacian(ABC):
 
     @property
     def side(self) -> float:
-        """How long the domain is, by its lowest frequency: on a grid the pixels of its longest axis."""
+        """The length of the domain, by its lowest frequency: on a grid, the pixels of its longest axis."""
         slowest = self.eigenvalues[self.eigenvalues < 0]
         return math.pi / math.sqrt(-float(slowest.max())) if len(slowest) else 1.0
 
@@ -65,7 +65,7 @@ class Laplacian(ABC):
 
     @abstractmethod
     def to_spectrum(self, u: Tensor, lowest: Sequence[int] | None = None) -> Tensor:
-        """u_hat = V^T u (Eq. 2), or only its `lowest` frequencies along each axis, which takes little time."""
+        """u_hat = V^T u (Eq. 2), or only its `lowest` frequencies along each axis, which is quicker."""
 
     @abstractmethod
     def from_spectrum(self, u_hat: Tensor) -> Tensor:
@@ -82,18 +82,18 @@ class Laplacian(ABC):
 def checked_times(u: Tensor, t: Times) -> Tensor:
     """Times of shape (), (B,) or (L, B), in the precision of u but no lower than float32.
 
-    What is not on an accelerator, where to look would take time, is refused if it is negative or not finite.
+    Times that are negative or not finite are refused, except on an accelerator, where looking would take time.
     """
     times = torch.as_tensor(t, dtype=torch.promote_types(u.dtype, torch.float32))
     if times.ndim > 2 or (times.ndim > 0 and times.shape[-1] != len(u)):
         raise ValueError(f"t has shape {tuple(times.shape)}; expected one time, or one for each of {len(u)} samples")
     if times.device.type == "cpu" and not bool(((times >= 0) & (times < math.inf)).all()):
-        raise ValueError(f"a time of the heat equation is finite and not negative: {t} is not")
+        raise ValueError(f"times of the heat equation must be finite and not negative, unlike {t}")
     return times.to(u.device)
 
 
 def checked_data(u: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """Data (B, C, *grid) in float32 or float64; what has another shape, or is not of floating point, is refused."""
+    """Data (B, C, *grid) in float32 or float64; other shapes, and values that are not floating point, are refused."""
     if u.ndim != 2 + len(grid) or tuple(u.shape[2:]) != grid:
         raise ValueError(f"expected a tensor of shape (B, C, {', '.join(map(str, grid))}), got {tuple(u.shape)}")
     if not u.is_floating_point():

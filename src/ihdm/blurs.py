@@ -1,8 +1,8 @@
-"""Blurs of an image's two axes, as programs have them: what each does in the cosine basis, and in a basis of its own.
+"""Blurs of an image's two axes, as in common programs: what each does in the cosine basis, and in its own bases.
 
-A = left diag(S) right^T along an axis: seen in `left`, an image has S times what the sharp one has in `right`, each
-coefficient by itself. For the heat equation both are the cosine basis. Others differ from it near the border. Data on
-other domains know the heat equation's blur alone, which acts on each coefficient of their Laplacian.
+Along an axis, A = left diag(S) right^T: each coefficient of the blurred image in `left` is S times that of the sharp
+image in `right`. For the heat equation both are the cosine basis. Other blurs differ from it near the border. On other
+domains there is only the heat equation's blur, which acts on each coefficient of their Laplacian.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 from ihdm.basis import Laplacian
 from ihdm.heat import GridLaplacian
 
-BOXES = 3  # in place of a Gaussian
-TRUNCATED = 4  # widths from its centre, a sampled Gaussian ends
+BOXES = 3  # that stand in for a Gaussian
+TRUNCATED = 4  # widths from its centre where a sampled Gaussian is cut off
 KEPT = 64  # blurs of an axis that are remembered
 
 
@@ -27,7 +27,7 @@ KEPT = 64  # blurs of an axis that are remembered
 class AxisBlur:
     """A blur along an axis of n pixels: left, right (n, n), orthogonal, in cosine coefficients; S (n,). float64.
 
-    Without bases of its own it is one of all axes at once, and S has the shape of the grid.
+    Without bases of its own it is a blur of all axes at once, and S has the shape of the grid.
     """
 
     left: Tensor | None
@@ -42,8 +42,8 @@ class AxisBlur:
         return self.left * self.S @ self.right.mT
 
 
-Axes = tuple[AxisBlur, ...]  # one for each axis, or one for all
-Bases = Sequence[Tensor]  # of each axis, in columns; none: the Laplacian's own
+Axes = tuple[AxisBlur, ...]  # one blur for each axis, or one for all
+Bases = Sequence[Tensor]  # of each axis, in columns; if empty, the Laplacian's own
 
 
 def kinds(laplacian: Laplacian) -> list[str]:
@@ -52,7 +52,7 @@ def kinds(laplacian: Laplacian) -> list[str]:
 
 
 def blur(laplacian: Laplacian, kind: str, width: float) -> Axes:
-    """A kind of blur, of a width in pixels, on a domain."""
+    """A kind of blur with a width, in pixels, on a domain."""
     if len(kinds(laplacian)) > 1:
         return tuple(axis_blur(kind, n, width) for n in laplacian.grid)
     return (AxisBlur(None, torch.exp(width**2 / 2 * laplacian.eigenvalues), None),)
@@ -67,17 +67,17 @@ def strength(axes: Axes) -> Tensor:
 
 
 def lefts(axes: Axes) -> Bases:
-    """Where blurred data are seen."""
+    """The bases of blurred data."""
     return [axis.left for axis in axes if axis.left is not None]
 
 
 def rights(axes: Axes) -> Bases:
-    """Where sharp data are seen."""
+    """The bases of sharp data."""
     return [axis.right for axis in axes if axis.right is not None]
 
 
 def turned(u_hat: Tensor, bases: Bases) -> Tensor:
-    """Coefficients (..., *grid) in other bases of each axis."""
+    """Coefficients (..., *grid), converted to other bases of each axis."""
     if not bases:
         return u_hat
     rows, columns = bases
@@ -85,7 +85,7 @@ def turned(u_hat: Tensor, bases: Bases) -> Tensor:
 
 
 def blurred(u_hat: Tensor, axes: Axes) -> Tensor:
-    """A u_hat."""
+    """A u_hat, the coefficients of the blurred data."""
     if not lefts(axes):
         return strength(axes) * u_hat
     rows, columns = (axis.matrix for axis in axes)
@@ -94,7 +94,7 @@ def blurred(u_hat: Tensor, axes: Axes) -> Tensor:
 
 @lru_cache(KEPT)
 def axis_blur(kind: str, n: int, width: float) -> AxisBlur:
-    """A kind of blur, of a width in pixels, along an axis of n."""
+    """A kind of blur with a width, in pixels, along an axis of n pixels."""
     blur = KINDS[kind]
     if blur is None or not width:
         S = torch.exp(width**2 / 2 * GridLaplacian((n,)).eigenvalues)
@@ -104,15 +104,15 @@ def axis_blur(kind: str, n: int, width: float) -> AxisBlur:
 
 
 def in_cosines(blur: Tensor) -> Tensor:
-    """A matrix from pixels to pixels (n, n), from cosine coefficients to cosine coefficients."""
+    """A matrix (n, n) from pixels to pixels, as one from cosine coefficients to cosine coefficients."""
     axis = GridLaplacian(blur.shape[:1])
     return axis.to_spectrum(axis.to_spectrum(blur[None])[0].mT[None])[0].mT
 
 
 def boxes(n: int, width: float) -> Tensor:
-    """Boxes one after another with a Gaussian's variance, border pixels repeated: what Pillow and many others do.
+    """Boxes one after another with a Gaussian's variance, border pixels repeated: the blur of Pillow and many others.
 
-    Each is 2 l + 1 pixels and a part of one more on both sides (Gwosdek et al. 2011).
+    Each is 2 l + 1 pixels wide, with a part of one more on either side (Gwosdek et al. 2011).
     """
     variance = width**2 / BOXES
     l = math.floor((math.sqrt(12 * variance + 1) - 1) / 2)  # noqa: E741
@@ -123,7 +123,7 @@ def boxes(n: int, width: float) -> Tensor:
 
 
 def sampled(n: int, width: float, border: str) -> Tensor:
-    """A Gaussian at whole pixels, cut off at four widths, as scipy.ndimage.gaussian_filter has it, with its borders."""
+    """A Gaussian at whole pixels, cut off at four widths, as in scipy.ndimage.gaussian_filter, with its borders."""
     reach = int(TRUNCATED * width + 0.5)
     offset = torch.arange(-reach, reach + 1)
     weight = torch.exp(-offset.double().square() / (2 * width**2))
@@ -131,7 +131,7 @@ def sampled(n: int, width: float, border: str) -> Tensor:
 
 
 def _convolution(n: int, offset: Tensor, weight: Tensor, border: str) -> Tensor:
-    """The weighted sum over pixels at offsets, as a matrix (n, n); border: what is beyond, in scipy's words."""
+    """The weighted sum over pixels at offsets, as a matrix (n, n); border: what is beyond it, in scipy's words."""
     place = torch.arange(n)[:, None] + offset
     taken = BORDERS[border](place, n)
     inside = (place == taken) | (border != "constant")
@@ -147,13 +147,13 @@ def _mirrored(place: Tensor, n: int) -> Tensor:
 BORDERS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "reflect": lambda place, n: torch.minimum(place % (2 * n), 2 * n - 1 - place % (2 * n)),  # d c b a | a b c d
     "nearest": lambda place, n: place.clamp(0, n - 1),
-    "constant": lambda place, n: place.clamp(0, n - 1),  # taken as zero
+    "constant": lambda place, n: place.clamp(0, n - 1),  # and counted as zero
     "mirror": _mirrored,
     "wrap": lambda place, n: place % n,
 }
 HEAT, THREE_BOXES = "Gaussian", "three boxes"
 KINDS: dict[str, Callable[[int, float], Tensor] | None] = {
-    HEAT: None,  # the heat equation's; with the border "reflect", a sampled one is the same but for rounding
+    HEAT: None,  # the heat equation's; with the border "reflect", a sampled one is the same up to rounding
     THREE_BOXES: boxes,
     "Gaussian, border repeated": partial(sampled, border="nearest"),
     "Gaussian, black beyond": partial(sampled, border="constant"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """$IHDM_CACHE, or ihdm in the user's cache folder; for one without a home, a folder until the program ends."""
+    """$IHDM_CACHE, or ihdm in the user's cache folder; without a home folder, a temporary folder."""
     own, shared = os.environ.get("IHDM_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if own:
         return Path(own)

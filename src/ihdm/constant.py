@@ -1,4 +1,4 @@
-"""Numbers that never change, wherever they are needed."""
+"""Numbers that never change, on every device that needs them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def rows(values: Tensor, u: Tensor) -> Tensor:
-    """One value for each sample of u, or one for all, with ones added so that they go together."""
+    """One value for each sample of u, or one for all, with axes of length 1 added so that they broadcast."""
     return values.to(u).view(-1, *[1] * (u.ndim - 1))
 
 
@@ -28,6 +28,6 @@ class Constant:
         """The constant on the device of `u` and in its precision, or in another type."""
         key = (u.device, dtype or u.dtype)
         if key not in self._copies:
-            with torch.inference_mode(False):  # or training could not use it
+            with torch.inference_mode(False):  # or training could not use the copy
                 self._copies[key] = self.value.to(*key, copy=True)
         return self._copies[key]

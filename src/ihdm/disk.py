@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there, whenever the process dies."""
+"""Files and folders that are either whole or not there, whenever the process dies."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 def expanded(path: str | Path) -> Path:
-    """A path that a user typed, with a home folder in the place of ~, if there is one."""
+    """A path that a user typed, with ~ replaced by the home folder, if there is one."""
     try:
         return Path(path).expanduser()
-    except RuntimeError:  # there is no such user, or nobody knows where his home is
+    except RuntimeError:  # there is no such user, or no known home folder
         return Path(path)
 
 
 def real(path: Path) -> Path:
-    """Absolute, links followed; of links in a circle as far as they can be."""
+    """The absolute path, with links followed; links in a circle, as far as they can be."""
     return Path(os.path.realpath(path))
 
 
 def size_words(n: float) -> str:
-    """A number of bytes, in units that suit it."""
+    """A number of bytes, in a suitable unit."""
     for unit in ("B", "kB", "MB"):
         if n < 1000:
             return f"{n:.3g} {unit}"
@@ -42,7 +42,7 @@ def size_words(n: float) -> str:
 def replaced_folder(path: Path) -> Iterator[Path]:
     """A folder to write into, which takes the place of `path` once it is complete and on the disk.
 
-    A link is followed. What others have put into the folder that was there goes into the new one.
+    A link is followed. Whatever else the old folder holds, such as a user's own files, goes into the new one.
     """
     path = real(path)
     if path.exists() and not path.is_dir():
@@ -72,7 +72,7 @@ def replaced_folder(path: Path) -> Iterator[Path]:
 
 
 def replaced_text(path: Path, text: str) -> None:
-    """Write a file that is whole, the old or the new."""
+    """Write a text file; whenever the process dies, the old or the new one is there, whole."""
     fresh = path.with_name(f".{path.name}.new")
     try:
         with fresh.open("w", encoding="utf-8", errors="surrogateescape") as file:  # for names that are not UTF-8
@@ -96,7 +96,7 @@ def seal(path: Path) -> dict[str, Any]:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, also of one whose name is not UTF-8, which safetensors cannot open."""
+    """The tensors of a file, even if its name is not UTF-8, which safetensors cannot open."""
     from safetensors.torch import load, load_file
 
     try:
@@ -107,7 +107,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _carry_over(old: Path, new: Path) -> None:
-    """Whatever has no namesake in the new folder goes there too; nothing in the old one changes."""
+    """Put whatever has no namesake in the new folder there too; nothing in the old one changes."""
     for entry in old.iterdir():
         target = new / entry.name
         if os.path.lexists(target):
@@ -119,7 +119,7 @@ def _carry_over(old: Path, new: Path) -> None:
 
 
 def _linked(source: str | Path, target: str | Path) -> None:
-    """The same file under a second name or, where a file system has no such names, a copy."""
+    """Give a file a second name (a hard link) or, where the file system has no such names, copy it."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
@@ -129,7 +129,7 @@ def _linked(source: str | Path, target: str | Path) -> None:
 def _flush(path: Path) -> None:
     """Wait until a file, or the list of names in a folder, is on the disk."""
     if os.name == "nt" and path.is_dir():
-        return  # Windows cannot, and need not
+        return  # Windows cannot do this, and need not
     handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,8 +1,8 @@
 """The lowest eigenvectors of a sparse symmetric matrix, the same ones on every machine.
 
-An eigenvector is known up to its sign, and those of one eigenvalue up to a rotation: libraries choose as they like, and
-another processor may choose otherwise. What a model has learned is kept in the eigenbasis, so the choice is settled
-here: the eigenvectors of one eigenvalue are those nearest to what is left, within their space, of fixed random vectors.
+An eigenvector is determined up to its sign, and those that share an eigenvalue up to a rotation. Libraries choose as
+they like, and differently on another processor. What a model has learned is stored in the eigenbasis, so the choice is
+made here: eigenvectors that share an eigenvalue are those nearest to fixed random vectors projected to their space.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ihdm.noise import SeededNoise
 
 Array = NDArray[Any]
 
-SAME = 1e-10  # of the largest diagonal entry: eigenvalues that differ by less are one
-SHIFT = 1e-6  # of the mean diagonal entry, which makes the matrix invertible
+SAME = 1e-10  # of the largest diagonal entry: eigenvalues that differ by less count as equal
+SHIFT = 1e-6  # of the mean diagonal entry, added to make the matrix invertible
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A symmetric matrix with no negative eigenvalue, of one block or several, each with one eigenvector of value 0.
+    """A symmetric matrix with no negative eigenvalue, of one block or several; each has 0 as an eigenvalue, once.
 
-    edges: (E, 2), the places of entries beside the diagonal, each once; entries: (E,), those; diagonal: (n,).
+    edges: (E, 2), the places of entries off the diagonal, each once; entries: (E,), their values; diagonal: (n,).
     kernel: (n,), positive: its piece on each block has the eigenvalue 0. parts: (n,), the number of each node's block.
     """
 
@@ -44,13 +44,13 @@ class Matrix:
 
     @property
     def nodes(self) -> list[Array]:
-        """Those of each block."""
+        """The nodes of each block."""
         order = np.argsort(self.parts, kind="stable")
         return np.split(order, np.cumsum(np.bincount(self.parts))[:-1])
 
     @cached_property
     def same(self) -> float:
-        """By how much eigenvalues may differ that are one."""
+        """By how much eigenvalues may differ and still count as equal."""
         return SAME * float(self.diagonal.max(initial=0))
 
     def dense(self) -> Array:
@@ -60,7 +60,7 @@ class Matrix:
         return matrix
 
     def times(self, x: Array) -> Array:
-        """Its product with columns (n, count)."""
+        """The product of the matrix with columns (n, count)."""
         i, j = self.edges.T
         found = self.diagonal[:, None] * x
         for column, own in zip(found.T, x.T):
@@ -70,7 +70,7 @@ class Matrix:
         return found
 
     def sparse(self, shift: float) -> Any:
-        """With `shift` added to the diagonal, as SciPy has it."""
+        """The matrix with `shift` added to its diagonal, in SciPy's form."""
         i, j = self.edges.T
         nodes, pair = np.arange(len(self)), (np.concatenate([i, j]), np.concatenate([j, i]))
         places = np.concatenate([nodes, pair[0]]), np.concatenate([nodes, pair[1]])
@@ -81,8 +81,8 @@ class Matrix:
 def lowest(matrix: Matrix, modes: int, dense: bool) -> tuple[Array, Array]:
     """The lowest eigenvalues, in order, and their eigenvectors, in columns; float64.
 
-    At most `modes`: those that have the eigenvalue of one that is left out are left out too. The first are zeros, one
-    for each block. dense: compute all of them, with NumPy; else no more than are wanted, with SciPy.
+    At most `modes`: if one is left out, so are all that share its eigenvalue. The first eigenvalues are zeros, one for
+    each block. dense: compute all of them, with NumPy; else no more than are wanted, with SciPy.
     """
     values, vectors = _all(matrix) if dense else _some(matrix, modes)
     bounds = np.flatnonzero(np.diff(values) > matrix.same) + 1
@@ -92,7 +92,7 @@ def lowest(matrix: Matrix, modes: int, dense: bool) -> tuple[Array, Array]:
 
 
 def _all(matrix: Matrix) -> tuple[Array, Array]:
-    """Block by block, so that every eigenvector lies on one block."""
+    """All of them, block by block, so that every eigenvector lies on one block."""
     n, whole = len(matrix), matrix.dense()
     values, vectors, group = np.zeros(n), np.zeros((n, n)), np.full(n, -1)
     zeros, place = [], 0
@@ -107,23 +107,23 @@ def _all(matrix: Matrix) -> tuple[Array, Array]:
     values[zeros] = 0
     others = _without(values, zeros)
     group[others] = _groups(values[others], matrix.same)
-    order = np.lexsort((np.arange(n), group))  # what is equal but for rounding comes in the order of the blocks
+    order = np.lexsort((np.arange(n), group))  # values that are equal up to rounding come in the order of the blocks
     return np.maximum.accumulate(values[order]), vectors[:, order]
 
 
 def _without(values: Array, zeros: list[int]) -> Array:
-    """The places of all values but some, in order."""
+    """The places of the values without those of the zeros, in the order of the values."""
     order = np.argsort(values, kind="stable")
     return order[~np.isin(order, zeros)]
 
 
 def _some(matrix: Matrix, modes: int) -> tuple[Array, Array]:
-    """The lowest, and the one after them, by Lanczos iterations with the inverse."""
+    """The `modes` lowest and the one after them, by Lanczos iterations with the inverse."""
     n, blocks = len(matrix), len(matrix.nodes)
     if blocks >= modes:
         raise UsageError(
             f"{blocks:,} parts, each with a blank state of its own, leave none of {modes:,} eigenvectors for what is "
-            f"between blank and sharp; leave out nodes without edges, or ask for more (modes)"
+            f"between blank and sharp; leave out nodes without edges, or ask for more eigenvectors (modes)"
         )
     linalg = _scipy().sparse.linalg
     shift = SHIFT * float(matrix.diagonal.mean())
@@ -157,7 +157,7 @@ def _some(matrix: Matrix, modes: int) -> tuple[Array, Array]:
 
 
 def _settled(values: Array, vectors: Array, same: float) -> Array:
-    """The same eigenvectors, chosen among all that have their eigenvalues in a way that no library has a say in."""
+    """The same eigenvectors, with signs and rotations that do not depend on the library."""
     groups = _groups(values, same)
     sizes = np.bincount(groups) if len(groups) else np.zeros(0, int)
     random = _random(len(vectors), max(sizes, default=0)).T
@@ -171,7 +171,7 @@ def _settled(values: Array, vectors: Array, same: float) -> Array:
 
 
 def _groups(values: Array, same: float) -> Array:
-    """A number for each of some values in order, the same for those that are one."""
+    """A number for each of the sorted values, the same for those that count as equal."""
     return np.concatenate([[0], np.cumsum(np.diff(values) > same)])[: len(values)]
 
 
@@ -186,7 +186,7 @@ def _unit(vector: Array) -> Array:
 
 
 def _apart(x: Array, found: Array) -> Array:
-    """x without what lies in the space of some orthonormal vectors; twice, for the sake of rounding."""
+    """x without its part in the space of some orthonormal vectors; removed twice, because of rounding."""
     for _ in range(2):
         x = x - found @ (found.T @ x)
     return x

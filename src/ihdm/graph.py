@@ -1,7 +1,7 @@
-"""The heat equation on the nodes of a graph, or on a surface that is given as a mesh.
+"""The heat equation on the nodes of a graph, or on a surface given as a mesh.
 
-Heat flows along edges, the more the larger their weights: du_i/dt = sum_j w_ij (u_j - u_i). On a path of nodes that is
-the heat equation of a grid, but for its frequencies: its eigenvectors are the same cosines.
+Heat flows along edges, more along those with larger weights: du_i/dt = sum_j w_ij (u_j - u_i). On a path of nodes this
+is the heat equation of a grid, apart from its frequencies: its eigenvectors are the same cosines.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 ArrayLike = Any  # numbers in an array, a tensor or lists
 
-DENSE_MOST = 4096  # nodes of which all eigenvectors are computed, unless fewer are asked for
-USUAL_MODES = 512  # of larger graphs
-LARGEST = 1e100  # sum of the weights at a node, which has to be squared
-ROUND = 1e-3  # by what share the radii of a sphere may differ
+DENSE_MOST = 4096  # nodes up to which all eigenvectors are computed, unless fewer are asked for
+USUAL_MODES = 512  # eigenvectors of larger graphs
+LARGEST = 1e100  # sum of the weights at a node, whose square must be finite
+ROUND = 1e-3  # share by which the radii of a sphere may differ
 SQUARES, STRIPS = 4, 6  # float64 matrices n x n, and n x modes, that are in memory at the same time
 
 
@@ -41,15 +41,15 @@ class GraphLaplacian(Laplacian):
     edges: (E, 2), pairs of nodes 0..n-1, each once, in either direction; weights: (E,), positive, 1 unless given.
     normalised: D^-1/2 (W - D) D^-1/2 instead, whose eigenvalues are between -2 and 0 and whose blank state is not
     constant, but proportional to the roots of D.
-    modes: how many of the lowest eigenvectors to compute, by default all of up to 4,096 nodes and 512 of more.
-    kept: whether those of large graphs are kept in the cache folder, and found there the next time.
+    modes: how many of the lowest eigenvectors to compute, by default all for up to 4,096 nodes, and 512 for more.
+    kept: whether those of large graphs are stored in the cache folder for the next time.
 
     Every part that is not connected to others has a blank state of its own, and a first eigenvalue of exactly 0.
 
     With fewer modes than nodes, what data have beyond the lowest eigenvectors is approximated: all of it decays at one
-    rate, the mean of the eigenvalues that are left out, which the trace tells. The basis is still complete and, up to
-    rounding, orthonormal: a product of reflections, I - A T A^T with A of shape (n, modes), whose first columns are
-    the eigenvectors. Of several with one eigenvalue either all are among the modes or none.
+    rate, the mean of the eigenvalues that are left out, which follows from the trace. The basis is still complete and,
+    up to rounding, orthonormal: a product of reflections, I - A T A^T with A of shape (n, modes), whose first columns
+    are the eigenvectors. If several share an eigenvalue, either all of them are among the modes or none.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class GraphLaplacian(Laplacian):
 
     @classmethod
     def from_mesh(cls, positions: ArrayLike, faces: ArrayLike, modes: int | None = None, kept: bool = False) -> Self:
-        """The Laplacian of a surface of triangles, by cotangents, over the mean area of a node.
+        """The cotangent Laplacian of a surface of triangles, divided by the mean area of a node.
 
         positions: (n, 3); faces: (F, 3), the nodes of each triangle. Units are those of the positions. Dividing by one
-        area for all nodes keeps it symmetric and constants blank; it is that of the surface where nodes are spread
-        evenly, and up to the differences between their areas elsewhere.
+        area for all nodes keeps it symmetric, and its blank state constant. Where nodes are spread evenly it is the
+        Laplacian of the surface; elsewhere it differs from that as their areas differ.
         """
         positions, faces = checked_mesh(positions, faces)
         edges, weights = cotangents(positions, faces)
@@ -100,7 +100,7 @@ class GraphLaplacian(Laplacian):
         return f"GraphLaplacian({self.grid[0]} nodes, {len(self.edges)} edges, {self.modes} modes)"
 
     def eigenvectors(self, count: int) -> Tensor:
-        """The lowest of them, in columns (n, count), float64; with truncated modes no more than those are exact."""
+        """The `count` lowest, in columns (n, count), float64; only the first `modes` of them are exact."""
         with torch.device("cpu"):
             return self.from_spectrum(torch.eye(count, self.grid[0], dtype=torch.float64)[None])[0].T
 
@@ -135,11 +135,11 @@ class _Whole:
 
 
 class _Completed:
-    """Some eigenvectors V, (n, m), and others that make the basis complete, by products of n x m numbers only.
+    """Some eigenvectors V, (n, m), and the rest of a complete basis, using only products with n x m matrices.
 
     With E the first m columns of the identity and S signs, let A = E - V S and T = (A^T E)^-1. Then
-    Q = I - A T A^T is orthogonal, and Q E = V S: it is a product of m Householder reflections in compact form. The
-    signs that those choose keep A^T E far from singular; here the first m coefficients are multiplied by them.
+    Q = I - A T A^T is orthogonal, and Q E = V S: it is a product of m Householder reflections in compact form. Their
+    choice of signs keeps A^T E far from singular; here the first m coefficients are multiplied by these signs.
     """
 
     def __init__(self, vectors: Array):
@@ -166,7 +166,7 @@ class _Completed:
 
 
 def checked_edges(n: int, edges: ArrayLike, weights: ArrayLike | None = None) -> tuple[Array, Array]:
-    """Edges as int64 (E, 2) and their weights as float64 (E,); what is none is refused."""
+    """Edges as int64 (E, 2) and their weights as float64 (E,); anything else is refused."""
     edges = _numbers(edges, "edges", 2)
     if n < 1:
         raise UsageError(f"a graph has at least one node, not {n}")
@@ -185,12 +185,12 @@ def checked_edges(n: int, edges: ArrayLike, weights: ArrayLike | None = None) ->
     found = found.astype(np.float64)
     wrong = np.flatnonzero(~(np.isfinite(found) & (found > 0)))
     if len(wrong):
-        raise UsageError(f"the weight of edge {wrong[0]} is {found[wrong[0]]:g}; weights are finite and larger than 0")
+        raise UsageError(f"the weight of edge {wrong[0]} is {found[wrong[0]]:g}; weights must be finite and above 0")
     return edges, found
 
 
 def checked_mesh(positions: ArrayLike, faces: ArrayLike) -> tuple[Array, Array]:
-    """Positions as float64 (n, 3) and faces as int64 (F, 3); what is no triangle is refused."""
+    """Positions as float64 (n, 3) and faces as int64 (F, 3); faces that are not triangles are refused."""
     places = checked_positions(positions)
     faces = _numbers(faces, "faces", 3)
     _check_nodes(faces, len(places), "face")
@@ -206,16 +206,16 @@ def checked_positions(positions: ArrayLike) -> Array:
     """Positions as float64 (n, 3)."""
     places = np.asarray(positions)
     if places.ndim != 2 or places.shape[1] != 3 or places.dtype.kind not in "fiu":
-        raise UsageError(f"positions are three numbers for each node, (n, 3), not {places.dtype} of {places.shape}")
+        raise UsageError(f"positions must be three numbers for each node, (n, 3), not {places.dtype} of {places.shape}")
     if not np.isfinite(places).all():
-        raise UsageError("positions has values that are not finite numbers")
+        raise UsageError("positions have values that are not finite numbers")
     return places.astype(np.float64)
 
 
 def cotangents(positions: Array, faces: Array) -> tuple[Array, Array]:
-    """The edges of a mesh, each once, and half the sum of the cotangents of the angles that are opposite to them.
+    """The edges of a mesh, each once, and as weights half the sum of the cotangents of the angles opposite to them.
 
-    Some weights may be negative, where angles are obtuse; no eigenvalue is, as for any surface of finite elements.
+    Where angles are obtuse, weights may be negative, but no eigenvalue of -Laplace is, as for all finite elements.
     """
     pairs, halves = [], []
     for corner in range(3):
@@ -228,12 +228,12 @@ def cotangents(positions: Array, faces: Array) -> tuple[Array, Array]:
 
 
 def mean_area(positions: Array, faces: Array) -> float:
-    """Of the nodes of a mesh, each of which has a third of its triangles."""
+    """The mean area of the nodes of a mesh, each of which has a third of its triangles."""
     return float(_areas(positions, faces).sum()) / len(positions)
 
 
 def sphere_radius(positions: Array, faces: Array) -> float | None:
-    """Of a mesh whose nodes are all as far from one point, and which is closed; None of others."""
+    """The radius of a closed mesh whose nodes are all equally far from one point; None for others."""
     if len(faces) != 2 * (len(positions) - 2):  # Euler's formula, with three edges for two faces
         return None
     columns = np.concatenate([2 * positions, np.ones((len(positions), 1))], 1)
@@ -243,13 +243,13 @@ def sphere_radius(positions: Array, faces: Array) -> float | None:
 
 
 def nearest(points: ArrayLike, neighbours: int) -> Array:
-    """Edges (E, 2) between points (n, d) and so many of the nearest to each, for `GraphLaplacian`."""
+    """Edges (E, 2) between each of the points (n, d) and its nearest `neighbours`, for `GraphLaplacian`."""
     places = torch.as_tensor(np.asarray(points, np.float64), device="cpu")
     if not 1 <= neighbours < len(places):
-        raise UsageError(f"{len(places)} points have 1 to {len(places) - 1} neighbours, not {neighbours}")
+        raise UsageError(f"{len(places)} points can have 1 to {len(places) - 1} neighbours, not {neighbours}")
     rows = [
         torch.cdist(some, places, compute_mode="donot_use_mm_for_euclid_dist")
-        .scatter(1, own[:, None], torch.inf)  # not themselves
+        .scatter(1, own[:, None], torch.inf)  # no point is its own neighbour
         .topk(neighbours, largest=False)
         .indices
         for some, own in zip(places.split(512), torch.arange(len(places), device="cpu").split(512))
@@ -260,10 +260,11 @@ def nearest(points: ArrayLike, neighbours: int) -> Array:
 
 
 def connected(n: int, edges: Array) -> Array:
-    """The number of the part that each node is in, (n,): those that are connected are in one.
+    """The number of the part that each node is in, (n,); nodes that are connected are in the same part.
 
-    Nodes point to the least that they are known to be connected with. Wherever an edge joins two of these, the larger
-    one points to the smaller: so at least half of those that have others beside them are gone each time.
+    Each node points to the least one that it is known to be connected with. Wherever an edge joins two of these, the
+    larger one is made to point to the smaller, so each round removes at least half of those that have others beside
+    them.
     """
     least, (i, j) = np.arange(n), edges.T
     while (apart := least[i] != least[j]).any():
@@ -275,7 +276,7 @@ def connected(n: int, edges: Array) -> Array:
 
 
 def _matrix(n: int, edges: Array, weights: Array, normalised: bool) -> Matrix:
-    """-Laplace, and what is blank in it."""
+    """-Laplace, with its blank state."""
     i, j = edges.T
     degrees = np.bincount(i, weights, n) + np.bincount(j, weights, n)
     entries, kernel = -weights, np.ones(n)
@@ -290,7 +291,7 @@ def _numbers(values: ArrayLike, what: str, columns: int) -> Array:
     if found.size == 0:
         found = np.zeros((0, columns), np.int64)
     if found.ndim != 2 or found.shape[1] != columns or found.dtype.kind not in "iu":
-        raise UsageError(f"{what} are {columns} whole numbers each, not {found.dtype} of {found.shape}")
+        raise UsageError(f"{what} must be {columns} whole numbers each, not {found.dtype} of {found.shape}")
     return found.astype(np.int64)
 
 
@@ -298,7 +299,7 @@ def _check_nodes(rows: Array, n: int, what: str) -> None:
     outside = np.flatnonzero(((rows < 0) | (rows >= n)).any(1))
     if len(outside):
         row = ", ".join(map(str, rows[outside[0]]))
-        raise UsageError(f"{what} {outside[0]} is {row}, and there are only the nodes 0 to {n - 1}")
+        raise UsageError(f"{what} {outside[0]} is {row}, but there are only the nodes 0 to {n - 1}")
 
 
 def _areas(positions: Array, faces: Array) -> Array:

@@ -44,7 +44,7 @@ class GridLaplacian(Laplacian):
         return float(max(self.grid))
 
     def to_spectrum(self, u: Tensor, lowest: Sequence[int] | None = None) -> Tensor:
-        """u_hat = V^T u (Eq. 2), or only its `lowest` frequencies along each axis, which takes little time."""
+        """u_hat = V^T u (Eq. 2), or only its `lowest` frequencies along each axis, which is quicker."""
         u_hat = checked_data(u, self.grid)
         for dim, axis, count in zip(self._dims, self._axes, lowest or self.grid):
             u_hat = axis.to_spectrum(u_hat, dim, count)
@@ -137,7 +137,7 @@ def _axis(n: int) -> _MatrixAxis | _FourierAxis:
 
 
 def _by_coefficients(axis: _MatrixAxis | _FourierAxis, t: Tensor) -> Operator:
-    """The same by way of the coefficients, without a matrix for each time."""
+    """The blur by way of the coefficients, without a matrix for each time."""
 
     def dissipate(u: Tensor) -> Tensor:
         decay = torch.exp(_broadcast(t, u) * axis.eigenvalues.like(u))
@@ -198,14 +198,14 @@ class FiniteDifferences:
 
 
 def smaller(grid: Sequence[int], halvings: int) -> tuple[int, ...]:
-    """The grid with each axis halved so many times, rounded up."""
+    """The grid with each axis halved `halvings` times, rounded up."""
     return tuple(-(-n // 2**halvings) for n in grid)
 
 
 def resized(u: Tensor, grid: Sequence[int], grey: bool = True) -> Tensor:
-    """Data (B, C, *axes) on another grid, by the lowest coefficients of both.
+    """Data (B, C, *axes) on another grid, by the lowest coefficients, which both grids have.
 
-    They are scaled so that grey stays the same grey, or stay as they are.
+    grey: scale these so that an even grey stays the same; otherwise they stay as they are.
     """
     for dim, (n, count) in enumerate(zip(u.shape[2:], grid), start=2):
         if n == count:
@@ -221,7 +221,7 @@ def resized(u: Tensor, grid: Sequence[int], grey: bool = True) -> Tensor:
 
 @cache
 def between_axes(n: int, count: int) -> Constant:
-    """From n pixels of an axis to `count` that have the same coefficients, as many as both have, and no others."""
+    """From n pixels of an axis to `count` with the same coefficients, as far as both have them; others are 0."""
     least = min(n, count)
     return Constant(cosine_basis(count)[:, :least] @ cosine_basis(n)[:, :least].mT)
 
@@ -246,13 +246,13 @@ def _outer_sum(axes: list[Tensor]) -> Tensor:
 
 
 def _columns(times: Tensor) -> Tensor:
-    """As (B, L), or (1, 1) for one time."""
+    """Times as (B, L), or (1, 1) for one time."""
     return times.view(1, 1) if times.ndim == 0 else times.view(-1, times.shape[-1]).T
 
 
 def _in_turns(operators: dict[int, Operator], u: Tensor, times: Tensor) -> Tensor:
-    """Apply the operator for its length to each axis of u, (B, C, *grid): to the last, which becomes the first."""
-    shared = times.ndim == 0  # then the channels of all samples are blurred as those of one
+    """Blur each axis of u, (B, C, *grid), by the operator for its length: always the last, which becomes the first."""
+    shared = times.ndim == 0  # then all samples are blurred as if they were channels of one
     blurred = u.flatten(0, 1)[None, None] if shared else u[:, None]
     for n in reversed(u.shape[2:]):
         blurred = operators[n](blurred)
@@ -273,7 +273,7 @@ def _broadcast(times: Tensor, u: Tensor) -> Tensor:
 def _last_to_first(matrices: Tensor, u: Tensor) -> Tensor:
     """Multiply the last axis of u, (B, L, ..., n) or (B, 1, ..., n), by matrices (B, L, n, n), and put it third.
 
-    Products that turn their operand need no copy of it, and all L read it once.
+    Products with the transposed operand need no copy of it, and all L read it only once.
     """
     rows = u.flatten(2, -2).mT
     if rows.shape[1] == matrices.shape[1]:

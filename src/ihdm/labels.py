@@ -1,4 +1,4 @@
-"""Labels: a network is told one for each image, by its number. The number after the last one stands for no label."""
+"""Labels: a network is told the number of each image's label. The number after the last one stands for no label."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from torch import Tensor
 from ihdm.errors import UsageError, unknown
 from ihdm.noise import LABEL_CHOICE, PRIOR_CHOICE, SeededNoise
 
-SHOWN = 20  # names in a list for people
+SHOWN = 20  # most names that a message lists
 Given = str | int | Sequence[str | int] | Tensor
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Their names, and how many training images have each."""
+    """The names of the labels, and how many training images have each."""
 
     names: tuple[str, ...] = ()
     counts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.counts) != len(self.names) or (self.names and sum(self.counts) < 1):
-            raise ValueError("labels need the number of training images that have each, and at least one that has one")
+            raise ValueError("labels need the number of training images that have each, and at least one image in all")
 
     def __len__(self) -> int:
         return len(self.names)
 
     @property
     def none(self) -> int:
-        """What stands for no label."""
+        """The number that stands for no label."""
         return len(self.names)
 
     @property
     def words(self) -> str:
-        """Their number, and their names unless they are many."""
+        """How many they are, and their names, or the first if they are many."""
         return f"{len(self)}: {', '.join(self.names[:SHOWN])}{', ...' * (len(self) > SHOWN)}"
 
     def number(self, label: str | int) -> int:
-        """Of a label that is given by its name or, if no name is a number, by its number."""
+        """The number of a label given by its name or, if no name is a number, by its number."""
         if str(label) in self.names:
             return self.names.index(str(label))
         if isinstance(label, int) and 0 <= label < len(self) and not any(map(str.isdecimal, self.names)):
@@ -48,32 +48,32 @@ class Labels:
         raise unknown("label", str(label), self.names)
 
     def numbers(self, given: Given, n: int) -> Tensor:
-        """Those of n images, (n,), from one label for all of them or one for each; a tensor holds numbers already."""
+        """Label numbers of n images, (n,), from one label for all or one for each; a tensor holds numbers already."""
         if isinstance(given, str | int):
             return torch.full((n,), self.number(given))
         if len(given) != n:
-            raise UsageError(f"labels are one for all images or one for each of {n}, not {len(given)}")
+            raise UsageError(f"give one label for all images, or one for each of {n}, not {len(given)}")
         if not isinstance(given, Tensor):
             return torch.tensor([self.number(label) for label in given], dtype=torch.long)
         if given.is_floating_point() or bool(((given < 0) | (given > self.none)).any()):
-            raise UsageError(f"a tensor of labels holds whole numbers from 0 to {self.none}, which is none of them")
+            raise UsageError(f"a tensor of labels holds whole numbers from 0 to {self.none}, which stands for no label")
         return given.long()
 
     def drawn(self, noise: SeededNoise) -> Tensor:
-        """Those of images without a given one: by chance, in the proportions of the training images."""
+        """Labels for images without a given one: drawn in the proportions of the training images."""
         ends = torch.tensor(self.counts, device=noise.images.device).cumsum(0)
         return torch.searchsorted(ends, noise.choice(sum(self.counts), LABEL_CHOICE), right=True)
 
 
 class Starts:
-    """Training images by their labels, (N,): from which of them images of a label start. kinds: how many labels."""
+    """Training images by label, so that images can start from those of their own. labels: (N,); kinds: their number."""
 
     def __init__(self, labels: Tensor, kinds: int):
         self.counts = torch.bincount(labels, minlength=kinds)
         self.first, self.order = self.counts.cumsum(0) - self.counts, labels.argsort(stable=True)
 
     def choice(self, labels: Tensor, n: int | Tensor, chosen: Callable[[int | Tensor], Tensor]) -> Tensor:
-        """One that has the label, for each image; where none has, one of all n. chosen: a number below another."""
+        """For each image one with its label, or any of all n if there is none. chosen: picks a number below another."""
         count, first = self.counts[labels], self.first[labels]
         own = self.order[(first + chosen(count.clamp_min(1))).clamp_max(len(self.order) - 1)]
         return torch.where(count > 0, own, chosen(n))
@@ -81,9 +81,9 @@ class Starts:
 
 @dataclass(frozen=True)
 class LabelledNoise(SeededNoise):
-    """Noise of images that, where they start from training images, start from those of their own label.
+    """Noise of images that start, where they start from training images, from those of their own label.
 
-    labels: of the rows; starts: of the training images. Where none has the label of a row, any will do.
+    labels: those of the rows; starts: those of the training images. If none has the label of a row, any will do.
     """
 
     labels: Tensor

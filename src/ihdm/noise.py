@@ -18,18 +18,18 @@ from torch import Tensor
 
 from ihdm.constant import rows
 
-PRIOR_CHOICE = 0  # the step from which an image picks its prior component; others are 1, 2, ..., K + 1
-LABEL_CHOICE = -1  # the step from which it picks its label
+PRIOR_CHOICE = 0  # the step at which an image picks its prior component; others are 1, 2, ..., K + 1
+LABEL_CHOICE = -1  # the step at which it picks its label
 
 
 class Purpose(IntEnum):
-    """What one seed is used for, so that no two uses share their numbers."""
+    """What a seed is used for, so that no two uses share their random numbers."""
 
     SHUFFLE = 1  # the order of images
     STEP = 2  # levels, noise, mirroring and dropped labels of a training step
     INIT = 3  # untrained weights
     HELD_OUT = 4  # levels and noise of the held-out loss
-    LEVELS = 5  # levels that a bound is estimated at
+    LEVELS = 5  # levels at which a bound is estimated
     KID = 6  # subsets of KID
     DROPOUT = 7
     SHARDS = 8  # the order of a stream's shards
@@ -44,7 +44,7 @@ class Noise(Protocol):
 
 @dataclass(frozen=True)
 class SeededNoise:
-    """eps for the rows of a batch, row b belonging to the image numbered `images[b]`.
+    """eps for the rows of a batch; row b belongs to the image numbered `images[b]`.
 
     images: int64 tensor (B,), on the device where the noise is wanted; equal numbers give equal noise.
     shape: (C, *grid) of one image.
@@ -63,7 +63,7 @@ class SeededNoise:
         return (radius * torch.cos(angle)).view(-1, *self.shape)
 
     def choice(self, n: int | Tensor, step: int = PRIOR_CHOICE) -> Tensor:
-        """A number in 0..n-1 for each row, uniformly distributed; n may be another for each."""
+        """A number in 0..n-1 for each row, uniformly distributed; n may differ between rows."""
         return (self._stream(step) & _MAX) % n
 
     def _stream(self, k: Tensor | int) -> Tensor:
@@ -75,7 +75,7 @@ class SeededNoise:
 class InterpolatedNoise:
     """From one source of noise (weight 0) to another (weight 1), on the circle that joins them.
 
-    cos a + sin b of independent standard normal draws a, b is standard normal again. weight: one for each row.
+    cos(x) a + sin(x) b of independent standard normal draws a, b is standard normal again. weight: one for each row.
     """
 
     one: SeededNoise
@@ -106,7 +106,7 @@ class BranchingNoise:
 
     def __call__(self, k: Tensor) -> Tensor:
         leaves = torch.arange(2 ** len(self.splits), device=self.splits.device)
-        later = (self.splits < k).sum()  # splits that are still to come
+        later = (self.splits < k).sum()  # splits still to come
         return SeededNoise(self.seed, leaves >> later, self.shape)(k)
 
 

@@ -11,7 +11,7 @@ ROUNDING = 1 / (255 * math.sqrt(12))  # the standard deviation of rounding to 8 
 
 
 def to_unit(images: Tensor) -> Tensor:
-    """uint8 pixels as float32 in [0, 1], the scale of u_0; what is of floating point has that scale already."""
+    """uint8 pixels as float32 in [0, 1], the scale of u_0; floating point values are on it already."""
     return images if images.is_floating_point() else images.float() / 255
 
 

@@ -23,7 +23,7 @@ class Prior:
     """p(u_K) = mean over training images of N(F(t_K) u_0, delta^2 I).
 
     coefficients: the kept entries of V^T F(t_K) u_0, shape (images, C, kept), float32.
-    blur: another F than the heat equation's; then nothing is known about small coefficients, and all are kept.
+    blur: an F other than the heat equation's; then nothing is known about small coefficients, and all are kept.
     """
 
     def __init__(self, laplacian: Laplacian, t_K: float, coefficients: Tensor, blur: GaussianFilter | None = None):
@@ -57,7 +57,7 @@ class Prior:
     def means(self, index: Tensor) -> Tensor:
         """The blurred training images F(t_K) u_0 with the given numbers."""
         kept_hat = self.coefficients[index.to(self.coefficients.device)].to(index.device)
-        with_zero = F.pad(kept_hat, (0, 1))  # which stands for all that were dropped
+        with_zero = F.pad(kept_hat, (0, 1))  # the zero stands for all that were dropped
         return self.laplacian.from_spectrum(with_zero[..., self._places.to(index.device)])
 
     def colours(self) -> Tensor:
@@ -65,7 +65,7 @@ class Prior:
         return self.coefficients[..., 0] / math.prod(self.laplacian.grid) ** 0.5
 
     def place(self, u_0: Tensor) -> Tensor:
-        """Where images of any origin are at level K: the kept entries of V^T F(t_K) u_0, (B, C, kept), float64."""
+        """Where images from any source are at level K: the kept entries of V^T F(t_K) u_0, (B, C, kept), float64."""
         return _blurred(self.laplacian, self.t_K, u_0, self.blur)
 
     def near(self, index: Tensor, eps: Tensor, delta: float) -> Tensor:
@@ -89,7 +89,7 @@ def kept_modes(laplacian: Laplacian, t_K: float) -> Tensor:
 
 
 def _blurred(laplacian: Laplacian, t_K: float, u_0: Tensor, blur: GaussianFilter | None) -> Tensor:
-    """The kept entries of V^T F(t_K) u_0, float64, from as few of the coefficients as hold them."""
+    """The kept entries of V^T F(t_K) u_0, float64, computed from as few coefficients as hold them."""
     if blur is not None:
         return laplacian.to_spectrum(blur.dissipate(u_0.double(), t_K)).flatten(2)
     kept = kept_modes(laplacian, t_K)

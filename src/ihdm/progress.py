@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal; elsewhere, as in a file, a line now and then."""
+"""Progress: a bar on a terminal; elsewhere, such as in a file, a line now and then."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {elapsed} gone, {remaining} left
 
 
 def progress_bar(things: Iterable[Any] | None = None, *, leave: bool = False, **options: Any) -> tqdm[Any]:
-    """A bar of tqdm's, which vanishes when it is done unless it is to be left there."""
+    """A bar of tqdm's; unless `leave` is set, it vanishes when it is done."""
     if not sys.stderr.isatty():
         options |= {"file": _Lines(), "mininterval": SECONDS, "bar_format": LINE, "delay": 0 if leave else SECONDS}
     return tqdm(things, leave=leave, **options)
 
 
 class _Lines:
-    """What is written to a bar, one line at a time, to where errors go."""
+    """Prints what is written to a bar to standard error, one line at a time."""
 
     def write(self, text: str) -> None:
         if line := text.strip("\r\n "):

@@ -1,7 +1,7 @@
 """Eigenvectors that took long to compute, kept in the cache folder for the next time.
 
-Nothing in such a file is executed, and none is trusted: its bytes must have the checksum that it names, and what it
-holds must be orthonormal and solve the eigenvalue equation of the matrix at hand. Else all is computed again.
+Nothing in such a file is executed, and none is trusted: its bytes must have the checksum that it states, and its
+vectors must be orthonormal and solve the eigenvalue equation of the matrix at hand. Otherwise all is computed again.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from ihdm.eigenvectors import Matrix, lowest
 
 Array = NDArray[Any]
 
-LEAST = 1500  # nodes of a graph whose eigenvectors are kept: those of 1,000 take 0.3 s (docs/domains.md)
-LONG = 4000  # nodes from which it takes so long that it is said
-MOST = 8  # files that are kept, those that were used last; of 4,096 nodes each has 134 MB
-FORM = "1"  # of what is kept: another number if eigenvectors are ever chosen in another way
-PROBES = 4  # random vectors that the equations are tried with
-OFF = 1e-8  # by what they may be off: rounding makes it 1e-12 or so
+LEAST = 1500  # nodes from which on eigenvectors are kept: those of 1,000 nodes take 0.3 s (docs/domains.md)
+LONG = 4000  # nodes from which on it takes long enough to be announced
+MOST = 8  # files that are kept, the last ones used; for 4,096 nodes each has 134 MB
+FORM = "1"  # of what is kept: to be changed if eigenvectors are ever chosen in another way
+PROBES = 4  # random vectors that the equations are checked with
+OFF = 1e-8  # error allowed in the equations; that of rounding is about 1e-12
 SUM = "blake2b"
 
 
 def remembered(matrix: Matrix, modes: int, dense: bool) -> tuple[Array, Array]:
-    """What `lowest` gives, from the cache if it is there and right, or computed and kept there."""
+    """What `lowest` gives: from the cache if it is there and right, else computed and kept there."""
     if len(matrix) < LEAST:
         return lowest(matrix, modes, dense)
     path = cache_folder() / "eigenvectors" / f"{_name(matrix, modes, dense)}.safetensors"
@@ -41,14 +41,14 @@ def remembered(matrix: Matrix, modes: int, dense: bool) -> tuple[Array, Array]:
         try:
             return _read(path, matrix)
         except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-            print(f"warning: {path} does not hold what it should ({error}), and is made again", file=sys.stderr)
+            print(f"warning: {path} does not hold what it should ({error}); it is computed again", file=sys.stderr)
     if len(matrix) >= LONG:
-        print(f"computing {modes:,} eigenvectors of {len(matrix):,} nodes, which takes long, once", file=sys.stderr)
+        print(f"computing {modes:,} eigenvectors of {len(matrix):,} nodes: slow, but only once", file=sys.stderr)
     found = lowest(matrix, modes, dense)
     try:
         _write(path, *found)
     except OSError as error:
-        print(f"warning: eigenvectors could not be kept for the next time ({error})", file=sys.stderr)
+        print(f"warning: the eigenvectors could not be saved for the next time ({error})", file=sys.stderr)
     return found
 
 
@@ -74,11 +74,11 @@ def _read(path: Path, matrix: Matrix) -> tuple[Array, Array]:
 def check(matrix: Matrix, values: Array, vectors: Array) -> None:
     """ValueError unless vectors (n, m) are orthonormal and eigenvectors of the matrix with values (m,), in order.
 
-    Tried with a few random combinations of them, each of which has all of them in it.
+    Checked with a few random combinations of them, each of which contains all of them.
     """
     n, count = len(matrix), len(values)
     if values.dtype != np.float64 or vectors.dtype != np.float64 or vectors.shape != (n, count) or not count:
-        raise ValueError(f"{vectors.dtype} of {vectors.shape} are no eigenvectors of {n:,} nodes")
+        raise ValueError(f"{vectors.dtype} of {vectors.shape} are not eigenvectors of {n:,} nodes")
     x = np.random.default_rng(0).standard_normal((count, PROBES))
     mixed, scale = vectors @ x, float(matrix.diagonal.max(initial=0)) or 1.0
     if not np.abs(vectors.T @ mixed - x).max() < OFF:
@@ -90,7 +90,7 @@ def check(matrix: Matrix, values: Array, vectors: Array) -> None:
 
 
 def _write(path: Path, values: Array, vectors: Array) -> None:
-    """Beside, then renamed: a file of that name is complete. The oldest make room."""
+    """Write under another name, then rename: a file of this name is always complete. The oldest files make room."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     tensors = {"values": np.ascontiguousarray(values), "vectors": np.ascontiguousarray(vectors)}

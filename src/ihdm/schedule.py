@@ -23,7 +23,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.K < 1:
-            raise ValueError(f"K is the number of levels, at least 1, not {self.K}")
+            raise ValueError(f"K, the number of levels, must be at least 1, not {self.K}")
         if not 0 < self.sigma_B_min < self.sigma_B_max < math.inf:
             raise ValueError(
                 f"blur widths must satisfy 0 < sigma_B_min < sigma_B_max, not {self.sigma_B_min} and {self.sigma_B_max}"

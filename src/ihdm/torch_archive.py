@@ -20,8 +20,8 @@ from torch import Tensor
 from ihdm.errors import IhdmError
 
 LARGEST_PICKLE = 2**22  # bytes of data.pkl, which is 0.5 MB for the largest networks of the paper
-MOST_AXES, LARGEST = 8, 2**62  # of a tensor; the largest number in its shape
-LARGEST_KEY = 2**20  # numbers as keys of a dict: those of an optimiser's parameters
+MOST_AXES, LARGEST = 8, 2**62  # axes of a tensor; limit of the numbers in its shape
+LARGEST_KEY = 2**20  # limit of numbers as keys of a dict, such as those of an optimiser's parameters
 
 STORAGES = {
     "torch DoubleStorage": torch.float64,
@@ -53,7 +53,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Ignored:
-    """Something that is not needed, such as a learning rate that is a number of NumPy."""
+    """Something that is not needed, such as a learning rate stored as a NumPy number."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,14 @@ class Archive:
         packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
         if packed or declared > there or len(self.sizes) < len(entries):
             raise IhdmError(
-                f"{self.path} is no checkpoint that torch.save wrote: it declares {declared:,} bytes in "
-                f"{len(entries):,} members, and has {there:,}" + " that are compressed" * packed
+                f"{self.path} is not a checkpoint that torch.save wrote: it declares {declared:,} bytes in "
+                f"{len(entries):,} members, but has {there:,}" + " that are compressed" * packed
             )
         pickles = [name for name in self.sizes if name.endswith("/data.pkl")]
         if len(pickles) != 1:
             raise IhdmError(
-                f"{self.path} is a zip archive, but no checkpoint that torch.save wrote: it has no data.pkl"
+                f"{self.path} is a zip archive, but not a checkpoint that torch.save wrote: it has no data.pkl, or "
+                f"several"
             )
         self.root = pickles[0].removesuffix("data.pkl")
 
@@ -131,7 +132,7 @@ class Archive:
         return Storage(self, member, dtype, count)
 
     def numbers(self, storage: Storage) -> Tensor:
-        """All numbers of a storage, in one dimension; zipfile compares their checksum."""
+        """All numbers of a storage, in one dimension; zipfile verifies their checksum."""
         if not storage.count:
             return torch.empty(0, dtype=storage.dtype)
         try:
@@ -168,7 +169,7 @@ class _Machine:
             stack.append({} if name == "EMPTY_DICT" else [])
         elif name in ("BINPUT", "LONG_BINPUT"):
             if argument > len(self.memo):
-                raise ValueError("data.pkl counts what it remembers in another way than torch.save")
+                raise ValueError("data.pkl numbers what it remembers in another way than torch.save")
             self.memo[argument] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
             stack.append(self.memo[argument])
@@ -211,7 +212,7 @@ class _Machine:
 
     def _popped(self, count: int) -> list[Any]:
         if len(self.stack) < count:
-            raise ValueError("data.pkl takes more than it has made")
+            raise ValueError("data.pkl takes more values than it has made")
         values = self.stack[-count:]
         del self.stack[-count:]
         return values
@@ -238,7 +239,7 @@ def _called(function: str, arguments: tuple[Any, ...]) -> Any:
 
 
 def _is_key(key: Any) -> bool:
-    """Whether it is looked up at once: tuples in tuples, and numbers chosen to collide, take for ever."""
+    """Whether looking it up is quick: nested tuples, and numbers chosen to collide, would take for ever."""
     return type(key) is str or (type(key) is int and 0 <= key < LARGEST_KEY)
 
 
@@ -256,7 +257,7 @@ def read_archive(path: Path) -> Any:
         return Archive(path, zipfile.ZipFile(path)).content()
     except zipfile.BadZipFile as error:
         raise IhdmError(
-            f"{path} is no checkpoint that torch.save wrote, from torch 1.6 on, or it is cut off or damaged ({error})"
+            f"{path} is not a checkpoint of torch.save, from torch 1.6 on, or it is cut off or damaged ({error})"
         ) from error
     except (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, RuntimeError) as error:
         raise IhdmError(f"{path} cannot be read as a checkpoint ({type(error).__name__}: {error})") from error

@@ -1,4 +1,4 @@
-"""Images, from wherever they are, as one uint8 tensor."""
+"""Images from any source, as one uint8 tensor."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from ihdm.host import host_bytes
 from ihdm.labels import Labels
 from ihdm.pixels import to_unit
 
-HELD_OUT_MOST = 2048  # images that the held-out loss looks at
-LOOKED_AT = 4096  # images of a stream that a start looks at; the prior is made of them
-MEMORY_SHARE = 0.5  # of all memory that images may take
+HELD_OUT_MOST = 2048  # most images that the held-out loss uses
+LOOKED_AT = 4096  # images of a stream that are read at the start; the prior is made from them
+MEMORY_SHARE = 0.5  # of all memory, that images may fill
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images to learn from and images to check on, uint8, (N, C, H, W) each; `held_out` may be empty.
+    """Images to train on and images held out, uint8, (N, C, H, W) each; `held_out` may be empty.
 
-    Other data are float32 in [0, 1], (N, C, *grid), and say what domain they have (`own_domain`).
+    Other data are float32 in [0, 1], (N, C, *grid), and bring their domain with them (`own_domain`).
 
-    Those of a set that is larger than the memory stay outside. Of a stream, `train` is the images at the beginnings of
-    some shards; they stand for the others, which only `stream` gives. Where there are labels, `train_labels` and
-    `held_out_labels` have the number of each image's, (N,).
+    The training images of a set larger than memory stay outside it. For a stream, `train` holds the first images of
+    some shards; they stand for the rest, which only `stream` gives. If there are labels, `train_labels` and
+    `held_out_labels` hold the label number of each image, (N,).
     """
 
     name: str
@@ -74,7 +74,7 @@ class ImageSet:
         return tuple(self.train.shape[1:])
 
     def of(self, label: str) -> ImageSet:
-        """Those of a label, of a set that is in memory."""
+        """The images with one label; the set must be in memory."""
         if label not in self.labels.names or self.train_labels is None or self.held_out_labels is None:
             raise UsageError(f"no image of {self.name} has the label {label!r}; there are {self.labels.words}")
         number = self.labels.names.index(label)
@@ -83,7 +83,7 @@ class ImageSet:
         return ImageSet(f"{self.name} ({label})", *some, own_domain=self.own_domain)
 
     def fingerprint(self) -> str:
-        """A short text that changes with the training images: their number, shape, domain, and a thousand of them."""
+        """A short text that changes with the training images: their number, shape, domain, labels and 1,024 of them."""
         digest = hashlib.blake2b(repr(tuple(self.train.shape)).encode(), digest_size=8)
         if self.stream:
             digest.update(f"{len(self.stream.shards)} shards".encode())
@@ -96,9 +96,10 @@ class ImageSet:
 
 
 def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, lazy: bool = False) -> ImageSet:
-    """Read a source; without a test split, set a share of the images aside. None: hold out all that there are.
+    """Read a source; if it has no test split, hold out a share of the images.
 
-    lazy: leave training images where they are, as data.memory says, to be decoded when they are needed.
+    held_out_most: how many of those held out to keep at most; None keeps all. lazy: if data.memory allows it, leave
+    training images where they are and decode each when it is needed.
     """
     if config.kind != "images":
         return _reader(config).load(config, held_out_most)
@@ -114,8 +115,8 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, l
     if lazy and _stays_outside(config, train):
         if config.labels and skip:
             raise UsageError(
-                "data.on_error=skip lets other images take the places of broken ones, if they are not all in memory, "
-                "and those may have other labels; take data.memory=yes, or mend the images"
+                "while images are not all in memory, data.on_error=skip lets others take the places of broken ones, "
+                "and these may have other labels; set data.memory=yes, or repair the images"
             )
         decoder = Decoder(_readable(train, skip), _size(config), config.channels)
         images, kept = LazyImages(decoder, skip), torch.arange(len(train))
@@ -127,9 +128,9 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, l
 
 
 def _load_stream(config: DataConfig, held_out_most: int | None, lazy: bool) -> ImageSet:
-    """A stream, and the images at the beginnings of its shards; of those without a test split some are held out."""
+    """A stream, and the first images of its shards; if there is no test split, some of these are held out."""
     if not lazy:
-        raise UsageError("this looks at all images, which a stream does not give; leave data.stream=true away")
+        raise UsageError("this needs all images, which a stream does not give; leave out data.stream=true")
     splits, skip = _opened_stream(config.source), config.on_error == "skip"
     train, test = splits["train"], splits.get("test")
     held_out = Beginnings.of(test, held_out_most or HELD_OUT_MOST).images(test) if test else []
@@ -138,7 +139,7 @@ def _load_stream(config: DataConfig, held_out_most: int | None, lazy: bool) -> I
     learnt = [one for one in found if not looked_at.hold_out(one)]
     held_out = held_out or [one for one in found if looked_at.hold_out(one)]
     if not learnt:
-        raise IhdmError(f"{config.source} has no training images in the {len(looked_at.shards)} shards looked into")
+        raise IhdmError(f"{config.source} has no training images at the start of {len(looked_at.shards)} of its shards")
     decoder = Decoder(_readable(FoundPictures(learnt), skip), _size(config), config.channels)
     warn_of_frames(decoder.pictures)
     stream = Stream(train, decoder.fitting, looked_at, config.buffer, skip)
@@ -149,7 +150,7 @@ def _load_stream(config: DataConfig, held_out_most: int | None, lazy: bool) -> I
 
 
 def _held_out(pictures: Pictures, shape: tuple[int, ...], skip: bool) -> tuple[Tensor, Tensor]:
-    """Held-out images in the shape of those of training, and the numbers of those that can be read: maybe none."""
+    """Held-out images in the shape of the training images, and the numbers of those that can be read; maybe none."""
     channels, height, width = shape
     try:
         if len(pictures):
@@ -157,7 +158,7 @@ def _held_out(pictures: Pictures, shape: tuple[int, ...], skip: bool) -> tuple[T
     except Unreadable as error:
         if not skip:
             raise
-        print(f"warning: of those held out, {error}", file=sys.stderr)
+        print(f"warning: of the held-out images, {error}", file=sys.stderr)
     return torch.empty(0, *shape, dtype=torch.uint8), torch.arange(0)
 
 
@@ -166,13 +167,13 @@ def _readable(pictures: Pictures, skip: bool, warn: bool = True) -> Pictures:
 
 
 def set_name(source: str) -> str:
-    """What a set is called in models, where a path would tell too much; names that are not UTF-8 are made so."""
+    """The name of a set as models record it, without a path that would reveal too much, and always valid UTF-8."""
     path = Path(source)
     return os.fsencode(path.name if path.is_absolute() else source).decode("utf-8", "replace")
 
 
 def _stays_outside(config: DataConfig, train: Pictures) -> bool:
-    """Whether images are too many for the memory, or are wanted outside of it."""
+    """Whether training images stay outside memory: there are too many of them, or data.memory says so."""
     if config.memory != "auto":
         return config.memory == "no"
     some = _readable(train, config.on_error == "skip", warn=False)
@@ -181,17 +182,17 @@ def _stays_outside(config: DataConfig, train: Pictures) -> bool:
 
 
 def data_domain(config: DataConfig, split: str = "train") -> Domain:
-    """The domain of what `load_images` would give, by the first of a split."""
+    """The domain of the data that `load_images` would give, judged by the first of a split."""
     return ImageDomain(image_shape(config, split)) if config.kind == "images" else _reader(config).domain(config, split)
 
 
 def _reader(config: DataConfig) -> Any:
-    """The file that reads another kind of data: it has `domain(config, split)` and `load(config, held_out_most)`."""
+    """The module that reads another kind of data: it has `domain(config, split)` and `load(config, held_out_most)`."""
     return import_module(f"ihdm.data.{config.kind}")
 
 
 def image_shape(config: DataConfig, split: str = "train") -> tuple[int, int, int]:
-    """(C, H, W) of the images that `load_images` would give, by the first of a split; without one, of training."""
+    """(C, H, W) of the images that `load_images` would give, judged by the first of a split, or else of training."""
     size = _size(config)
     if size is not None and config.channels is not None:
         return config.channels, *size
@@ -202,12 +203,12 @@ def image_shape(config: DataConfig, split: str = "train") -> tuple[int, int, int
 
 
 def _size(config: DataConfig) -> tuple[int, int] | None:
-    """Height and width that images are brought to, if they are."""
+    """The height and width that images are resized to; None if they are not."""
     return None if config.size is None else (config.size[0], config.size[1])
 
 
 def labels_of(config: DataConfig) -> Labels | None:
-    """The labels of the images that `load_images` would give; None if they are on the hub, which is not asked."""
+    """The labels of the images that `load_images` would give; None if they are on the hub, which is not contacted."""
     if not config.labels:
         return Labels()
     if config.kind != "images":
@@ -225,7 +226,7 @@ def evenly_spaced(n: int, most: int) -> Tensor:
 
 
 def spread(images: Images, most: int) -> Images:
-    """At most `most` of the images, evenly spaced; those outside of the memory stay there."""
+    """At most `most` of the images, evenly spaced; those outside memory stay there."""
     numbers = evenly_spaced(len(images), most)
     return images.some(numbers) if isinstance(images, LazyImages) else images[numbers]
 
@@ -244,7 +245,7 @@ def _opened_stream(source: str) -> Mapping[str, Shards]:
 
 
 def _first_of_each(splits: Mapping[str, Shards], skip: bool) -> Splits:
-    """Of each split that has one; those that cannot be read may be skipped."""
+    """The first image of each split that has any; skip: the first that can be read."""
     images = {split: chain.from_iterable(map(shards.images, range(len(shards)))) for split, shards in splits.items()}
     readable = {split: filter(reads, some) if skip else some for split, some in images.items()}
     found = {split: FoundPictures(list(islice(some, 1))) for split, some in readable.items()}
@@ -254,7 +255,7 @@ def _first_of_each(splits: Mapping[str, Shards], skip: bool) -> Splits:
 
 
 def given(source: str) -> str:
-    """The source, if there is one."""
+    """The source, which must not be empty."""
     if not source:
         raise UsageError("no data given; name a set, folder or file with --data SOURCE (or data.source=SOURCE)")
     return source
@@ -268,7 +269,7 @@ def _opened(source: str) -> Splits:
 
 
 def split_off(train: Pictures, test: Pictures | None, holdout: float) -> tuple[Pictures, Pictures]:
-    """Those of training and those held out: a test split, or else a share of the others, but never all."""
+    """Training and held-out pictures: the test split is held out, or else a share of the others, but never all."""
     if test is not None and len(test):
         return train, test
     count = min(max(1, round(holdout * len(train))), len(train) - 1) if holdout > 0 else 0

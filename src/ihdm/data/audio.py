@@ -1,4 +1,4 @@
-"""What is in a sound file, and sounds at another rate."""
+"""Reading sound files, and resampling sounds."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ SUFFIXES = {".wav", ".flac", ".aif", ".aiff", ".ogg"}
 
 @dataclass(frozen=True)
 class Sound:
-    """samples: (C, n) in [-1, 1], float64; rate: how many there are in a second."""
+    """samples: (C, n) in [-1, 1], float64; rate: samples per second."""
 
     samples: Tensor
     rate: int
 
     def at(self, rate: int, most: int | None = None) -> Sound:
-        """The same at another rate, without frequencies that it cannot hold: they are cut from the cosine coefficients.
+        """The sound at another rate. Frequencies that this rate cannot hold are cut from the cosine coefficients.
 
-        Before, its last value is held until both rates have a whole number of samples. most: of samples that are
-        wanted; what comes long after them is not looked at.
+        Before that, the last value is repeated until both rates have a whole number of samples. most: how many samples
+        are wanted; what comes long after them is ignored.
         """
         if rate == self.rate:
             return self
@@ -45,9 +45,9 @@ class Sound:
 
 
 def decoded(content: bytes) -> Sound:
-    """The content of a sound file; ValueError if it is none.
+    """The sound in the content of a file; ValueError if there is none.
 
-    Python itself reads wav files of whole numbers, of 8, 16, 24 or 32 bits; all others are left to soundfile.
+    Python itself reads wav files with integers of 8, 16, 24 or 32 bits; soundfile reads all others.
     """
     if not content:
         raise ValueError("it is empty")
@@ -73,7 +73,7 @@ def _wav(content: bytes) -> tuple[Any, int] | None:
 
 
 def _integers(frames: bytes, width: int) -> Any:
-    """Little-endian numbers of 1 to 4 bytes; those of 3 are raised to 4."""
+    """Little-endian numbers of 1 to 4 bytes; those of 3 are widened to 4."""
     if width == 3:
         raised = np.zeros((len(frames) // 3, 4), np.uint8)
         raised[:, 1:] = np.frombuffer(frames, np.uint8).reshape(-1, 3)
@@ -82,7 +82,7 @@ def _integers(frames: bytes, width: int) -> Any:
 
 
 def in_unit(values: Any) -> Any:
-    """Whole numbers as float64 in [-1, 1]: unsigned ones have silence in the middle."""
+    """Integers as float64 in [-1, 1]; silence is 0 in signed ones and the middle of the range in unsigned ones."""
     half = 2.0 ** (8 * values.dtype.itemsize - 1)
     return values / half - (values.dtype.kind == "u")
 
@@ -94,6 +94,6 @@ def _by_soundfile(content: bytes) -> tuple[Any, int]:
         raise UsageError(needs("to read it", "sound", "soundfile")) from error
     try:
         samples, rate = soundfile.read(BytesIO(content), dtype="float64", always_2d=True)
-    except Exception as error:  # of damaged files it raises many kinds
+    except Exception as error:  # damaged files make it raise many kinds
         raise ValueError(str(getattr(error, "error_string", error)).rstrip(".")) from error
     return samples.clip(-1, 1), int(rate)

@@ -1,4 +1,4 @@
-"""Batches as a function of the step: shuffled epochs without a position to remember."""
+"""Batches that follow from the step alone: shuffled epochs, with no position to remember."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ AHEAD = 3  # steps whose images are decoded in advance, if they are not in memor
 
 
 class Batches:
-    """Training images of any step, uint8, on `device`.
+    """The training images of any step, uint8, on `device`.
 
-    Step s takes the places s B .. (s + 1) B - 1 of an endless row of epochs, each shuffled by (seed, epoch).
-    Of several processes, each takes its share of the places. labels: of all images, (N,), if they have some.
+    Step s takes the places s B .. (s + 1) B - 1 of an endless sequence of epochs, each shuffled by (seed, epoch).
+    Each of several processes takes its share of the places. labels: those of all images, (N,), if there are any.
     """
 
     def __init__(self, images: Images, batch_size: int, seed: int, device: torch.device, labels: Tensor | None = None):
@@ -46,7 +46,7 @@ class Batches:
         return taken.to(self.device, non_blocking=True)
 
     def labels_at(self, step: int, rank: int = 0, ranks: int = 1) -> Tensor | None:
-        """Those of the images of a step."""
+        """The labels of the images of a step."""
         if self.labels is None:
             return None
         return self.labels[self.numbers(step)[rank::ranks]].to(self.device, non_blocking=True)
@@ -55,7 +55,7 @@ class Batches:
         return self.images[self.numbers(step)[rank::ranks]]
 
     def _fetched(self, *place: int) -> Tensor:
-        """Images that have to be decoded, which is done for the next steps while this one is computed."""
+        """Images that have to be decoded; those of the next steps are decoded while this step is computed."""
         for step in range(place[0], place[0] + 1 + AHEAD):
             key = (step, *place[1:])
             if key not in self._ahead:
@@ -79,7 +79,7 @@ class Batches:
 
 
 def mirrored(u_0: Tensor, chosen: Tensor) -> Tensor:
-    """The images with those that are chosen, (B,), flipped left to right."""
+    """The images, of which the chosen ones, (B,), are flipped left to right."""
     return torch.where(chosen.view(-1, 1, 1, 1), u_0.flip(-1), u_0)
 
 

@@ -1,4 +1,4 @@
-"""Fields on the nodes of a graph or a mesh, from an npz file that has both, as one float32 tensor in [0, 1]."""
+"""Fields on the nodes of a graph or a mesh, as one float32 tensor in [0, 1]; an npz file holds both."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ LABELS = "train_labels", "test_labels"
 
 
 def domain(config: DataConfig, split: str = "train") -> GraphDomain:
-    """Of the fields that `load` would give, of any split."""
+    """The domain of the fields that `load` would give, the same for all splits."""
     return _read(config)[0]
 
 
 def load(config: DataConfig, held_out_most: int | None) -> ImageSet:
-    """Read a file; without a test split, set a share of the fields aside."""
+    """Read a file; if it has no test split, hold out a share of the fields."""
     found, splits = _read(config)
     train, held_out = split_off(splits["train"], splits.get("test"), config.holdout)
     held_out = Subset(held_out, evenly_spaced(len(held_out), held_out_most or len(held_out)).tolist())
@@ -42,19 +42,19 @@ def load(config: DataConfig, held_out_most: int | None) -> ImageSet:
 
 
 def read_one(path: Path, domain: GraphDomain, resize: bool) -> Tensor:
-    """A field (C, n), in the units of the data, that a person gives in an npy file; in [0, 1], or a little beyond."""
+    """A field (C, n) that a user gives in an npy file, in the units of the data; in [0, 1], or a little beyond."""
     array, (channels, nodes) = numpy_file(path), domain.shape
     if isinstance(array, dict) or array.ndim not in (1, 2):
-        raise UsageError(f"{path} holds no single field: an array (n,), or (C, n) with channels, in an npy file")
+        raise UsageError(f"{path} holds no single field; expected an npy array (n,), or (C, n) with channels")
     values = _checked(array[None], str(path))
     if values.shape[1:] != domain.shape:
         there = f"{values.shape[1]} channels on {values.shape[2]:,} nodes"
-        raise UsageError(f"{path} is a field of {there}, and the model's have {channels} on {nodes:,}")
+        raise UsageError(f"{path} is a field of {there}, but the model's fields have {channels} on {nodes:,}")
     return domain.scaled(torch.from_numpy(values))[0].float()
 
 
 def _read(config: DataConfig) -> tuple[GraphDomain, dict[str, Pictures]]:
-    """All that a file has, checked."""
+    """The domain and the fields of a file, checked."""
     for name, usual in (("memory", "auto"), ("on_error", "stop")):
         if getattr(config, name) not in (usual, "yes"):
             raise UsageError(f"data.{name}={getattr(config, name)} is for images; fields are one file, held in memory")
@@ -68,7 +68,7 @@ def _read(config: DataConfig) -> tuple[GraphDomain, dict[str, Pictures]]:
     asked = {"size": (config.size or (nodes,))[0], "channels": config.channels or channels}
     for name, there in (("size", nodes), ("channels", channels)):
         if asked[name] != there:
-            words = f"{channels} channels on {nodes:,} nodes, and data.{name}={asked[name]} is asked for"
+            words = f"{channels} channels on {nodes:,} nodes, but data.{name}={asked[name]} is asked for"
             raise UsageError(f"{path} has fields of {words}")
     return found, {split: Stack(str(path), array, _labels(arrays, split)) for split, array in fields.items()}
 
@@ -76,26 +76,26 @@ def _read(config: DataConfig) -> tuple[GraphDomain, dict[str, Pictures]]:
 def _arrays(path: Path) -> dict[str, Any]:
     arrays = numpy_file(path)
     if not isinstance(arrays, dict):
-        raise IhdmError(f"{path} is one array; expected an npz file with train and edges, or positions and faces")
+        raise IhdmError(f"{path} is one array; expected an npz with train and edges, or train, positions and faces")
     for name in arrays:
         if name not in (*SPLITS, *LABELS, *TENSORS):
             raise UsageError(f"{path}: {unknown('array', name, [*SPLITS, *LABELS, *TENSORS])}")
     if "train" not in arrays:
-        raise IhdmError(f"{path} has no array train, only: {', '.join(arrays) or 'nothing'}")
+        raise IhdmError(f"{path} has no array named train, only: {', '.join(arrays) or 'nothing'}")
     return arrays
 
 
 def _domain(path: Path, fields: dict[str, Any], graph: dict[str, Any], ends: tuple[float, ...] | None) -> GraphDomain:
-    """The least and the largest value of each channel in training become 0 and 1, unless others are given."""
+    """The domain: each channel's least and largest training values become 0 and 1, unless others are given."""
     train = fields["train"]
     for split, array in fields.items():
         if array.shape[1:] != train.shape[1:]:
-            raise IhdmError(f"{path}: {split} has fields of {array.shape[1:]}, train of {train.shape[1:]}")
+            raise IhdmError(f"{path}: {split} has fields of shape {array.shape[1:]}, but train of {train.shape[1:]}")
     low, high = train.min((0, 2)), train.max((0, 2))
     if ends is not None:
         low, high = (np.array(some, np.float64) for some in (ends[::2], ends[1::2]))
     if len(low) != train.shape[1]:
-        words = f"{train.shape[1]} channels, and data.range has {len(low)} pairs of numbers, not one for each"
+        words = f"{train.shape[1]} channels, but data.range has {len(low)} pairs of numbers; give one for each"
         raise UsageError(f"{path} has fields of {words}")
     if (low == high).any():
         channel = int(np.flatnonzero(low == high)[0])
@@ -113,7 +113,7 @@ def _labels(arrays: dict[str, Any], split: str) -> Any:
 def _checked(array: Any, name: str) -> Any:
     """Fields (N, C, n) of finite numbers, float64."""
     if array.ndim not in (2, 3) or 0 in array.shape:
-        raise IhdmError(f"{name} has shape {array.shape}; expected (N, n), N fields on n nodes, or (N, C, n)")
+        raise IhdmError(f"{name} has shape {array.shape}; expected (N, n) for N fields on n nodes, or (N, C, n)")
     if array.dtype.kind not in "buif":
         raise IhdmError(f"{name} holds {array.dtype}; expected numbers")
     values = array.astype(np.float64).reshape(len(array), -1, array.shape[-1])
@@ -125,7 +125,7 @@ def _checked(array: Any, name: str) -> Any:
 
 
 def _stacked(fields: Pictures, domain: GraphDomain) -> Tensor:
-    """(N, C, n) in [0, 1]; what lies outside is cut off, and said."""
+    """(N, C, n) in [0, 1]; values outside are clipped, with a warning."""
     found: list[Any] = [fields.read(i) for i in range(len(fields))]
     if not found:
         return torch.empty(0, *domain.shape)
@@ -133,8 +133,8 @@ def _stacked(fields: Pictures, domain: GraphDomain) -> Tensor:
     outside = int(((u < 0) | (u > 1)).sum())
     if outside:
         print(
-            f"warning: {outside:,} of {u.numel():,} values lie outside of the range of the training fields, or of "
-            f"data.range, and are cut off there",
+            f"warning: {outside:,} of {u.numel():,} values lie outside the range of the training fields (or "
+            f"data.range) and are clipped to it",
             file=sys.stderr,
         )
     return u.clamp(0, 1).float()

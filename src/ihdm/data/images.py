@@ -24,16 +24,16 @@ from ihdm.progress import progress_bar
 Array = np.ndarray[Any, np.dtype[np.uint8]]
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
-FORMATS = ["PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM"]  # what the suffixes promise, in Pillow's words
-SIXTEEN_BITS = ("PNG", "PPM")  # formats whose deep images are of 16 bits, even if Pillow gives them 32
-SMALL, MOST_THREADS = 96 * 96, 16  # pixels of an image; threads that decode larger ones (benchmarks/data.py)
+FORMATS = ["PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM"]  # of files with these suffixes, as Pillow names them
+SIXTEEN_BITS = ("PNG", "PPM")  # formats whose deep images have 16 bits, even if Pillow gives them 32
+SMALL, MOST_THREADS = 96 * 96, 16  # pixels of a small image; most threads for larger ones (benchmarks/data.py)
 NAMED_MOST = 5  # broken images that a warning names
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 GREY_MODES = {"1", "L", "LA", "F"}  # and the integer modes, whose names begin with I
 
 
 def open_picture(source: Path | bytes) -> Image.Image:
-    """A file or its content. Pillow knows more formats than are meant here, and for one of them starts Ghostscript."""
+    """Open a file or its content, in FORMATS only: for one of the others that Pillow knows, it starts Ghostscript."""
     return Image.open(BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
 
 
@@ -45,7 +45,7 @@ def open_member(content: bytes) -> Image.Image:
 
 
 class Pictures(Protocol):
-    """Images by number, each a Pillow image or an array (H, W, C) of uint8; or None, in a gap of a set on the hub."""
+    """Images by number: Pillow images or uint8 arrays (H, W, C), or None where a set on the hub has a gap."""
 
     def __len__(self) -> int: ...
 
@@ -53,7 +53,7 @@ class Pictures(Protocol):
         """Where image i comes from, for messages."""
 
     def read(self, i: int) -> Any:
-        """Such an image; of a `SoundFiles` and its like, a sound."""
+        """Image i; `SoundFiles` and its like give a sound."""
 
 
 class Files:
@@ -109,7 +109,7 @@ class TarMembers:
 
 
 class Stack:
-    """Images that already are one array (N, H, W, C) of uint8. labels: reads theirs, if there are some."""
+    """Images that already are one uint8 array (N, H, W, C). labels: reads their labels, if there are any."""
 
     def __init__(self, origin: str, array: Array, labels: Callable[[], Any] | None = None):
         self.origin, self.array, self.labels = origin, array, labels
@@ -125,7 +125,7 @@ class Stack:
 
 
 class Rows:
-    """One image column of a data set from the hub, which is to leave decoding to us."""
+    """One image column of a data set from the hub, which must not decode the images itself."""
 
     def __init__(self, origin: str, rows: Any, column: str):
         self.origin, self.rows, self.column = origin, rows, column
@@ -141,12 +141,12 @@ class Rows:
 
 
 def open_row(row: Any) -> Image.Image | None:
-    """An image of a data set from the hub: its content, or where that lies, if there is one."""
+    """Open an image of a data set from the hub, given as its content or as a path to it; None if there is none."""
     if row is None:
         return None
     if row["bytes"] is not None:
         return open_picture(row["bytes"])
-    import fsspec  # which comes with the hub's library
+    import fsspec  # comes with the hub's library
 
     with fsspec.open(row["path"]) as file:
         return open_picture(file.read())
@@ -170,10 +170,10 @@ class Subset:
 
 @dataclass(frozen=True)
 class Fitting:
-    """Pictures as uint8 (C, H, W), resized and converted where asked; `first` names the one that gave the shape.
+    """Makes pictures uint8 (C, H, W), resized and converted if asked; `first` names the one that gave the shape.
 
-    Without a size all must have the first one's; without channels, grey or colour is as in the first one, and no
-    colour is dropped silently. What is transparent becomes white, unless alpha is asked for.
+    Without a size, all must have the size of the first. Without channels, all are grey or colour like the first, and no
+    colour is dropped silently. Transparent parts become white, unless alpha is asked for.
     """
 
     first: str
@@ -183,7 +183,7 @@ class Fitting:
 
     @property
     def threads(self) -> int:
-        """How many are fastest: of small images most of the work is Python's, which goes on in one thread at a time."""
+        """How many are fastest: most of the work on small images is Python's, which runs in one thread at a time."""
         small = self.shape[1] * self.shape[2] <= SMALL
         return 1 if small else min(MOST_THREADS, os.cpu_count() or 1)
 
@@ -191,18 +191,18 @@ class Fitting:
         if self.size is None and _size(picture) != self.shape[1:]:
             raise UsageError(
                 f"the images differ in size: {self.first} is {_text(self.shape[1:])} and {name} is "
-                f"{_text(_size(picture))} (height x width); give the size to bring them to, such as --set data.size=64"
+                f"{_text(_size(picture))} (height x width); choose one size for all, such as --set data.size=64"
             )
         if self.channels is None and _channels(picture) > self.shape[0]:
             raise UsageError(
-                f"{self.first} is grey and {name} is in colour; say what to make of them all, "
+                f"{self.first} is grey and {name} is in colour; choose one for all, "
                 f"--set data.channels=3 (colour) or 1 (grey)"
             )
         return _array(picture, self.size, self.shape[0], name).transpose(2, 0, 1)
 
 
 class Decoder:
-    """One picture after another, by number, as `Fitting` makes them."""
+    """Reads pictures by number, in the form that `Fitting` gives them."""
 
     def __init__(self, pictures: Pictures, size: tuple[int, int] | None, channels: int | None):
         self.pictures = pictures
@@ -221,7 +221,7 @@ class Decoder:
 
 
 class Unreadable(IhdmError):
-    """A picture that is damaged, or none at all."""
+    """A picture, or a sound, that is damaged or none at all."""
 
 
 def decode(pictures: Pictures, size: tuple[int, int] | None, channels: int | None, skip: bool = False) -> Tensor:
@@ -235,7 +235,7 @@ def decode(pictures: Pictures, size: tuple[int, int] | None, channels: int | Non
 def decode_readable(
     pictures: Pictures, size: tuple[int, int] | None, channels: int | None, skip: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The same, and the numbers of the pictures that were not left out."""
+    """What `decode` gives, and the numbers of the pictures that were not left out."""
     broken: dict[int, str] = {}
     decoder = Decoder(from_the_first_that_reads(pictures) if skip else pictures, size, channels)
     numbers = np.arange(len(pictures))[-len(decoder.pictures) :]
@@ -264,7 +264,7 @@ def decode_readable(
 
 
 def from_the_first_that_reads(pictures: Pictures, warn: bool = True) -> Pictures:
-    """The pictures without those before the first that can be read, which tells the shape of all."""
+    """The pictures from the first readable one on, which decides the shape of all."""
     broken: dict[int, str] = {}
     for i in range(len(pictures)):
         try:
@@ -279,16 +279,16 @@ def from_the_first_that_reads(pictures: Pictures, warn: bool = True) -> Pictures
 
 
 def warn_of_frames(pictures: Pictures) -> None:
-    """Of animations, and of files of many pages, the first is read: say so if the first picture is one."""
+    """Only the first frame of an animation, or page of a file, is read: warn if the first picture has more."""
     picture, frames = _read(pictures, 0), 1
-    with contextlib.suppress(Exception):  # damage beyond the first makes Pillow raise many kinds
+    with contextlib.suppress(Exception):  # damage after the first frame makes Pillow raise many kinds
         frames = int(getattr(picture, "n_frames", 1))
-    if frames > 1 and getattr(picture, "format", "") != "MPO":  # a photograph with a small one of itself
-        print(f"warning: of the {frames:,} frames or pages of {pictures.name(0)} the first is read", file=sys.stderr)
+    if frames > 1 and getattr(picture, "format", "") != "MPO":  # a photograph with a small copy of itself
+        print(f"warning: only the first of {frames:,} frames or pages of {pictures.name(0)} is read", file=sys.stderr)
 
 
 def warn_of(broken: dict[int, str], total: int, noun: str = "image") -> None:
-    """Say what was left out."""
+    """Warn of what was left out."""
     shown = [broken[i] for i in sorted(broken)[:NAMED_MOST]]
     more = f" and {len(broken) - NAMED_MOST:,} more" if len(broken) > NAMED_MOST else ""
     print(f"warning: skipped {len(broken):,} of {total:,} {noun}s: {'; '.join(shown)}{more}", file=sys.stderr)
@@ -304,7 +304,7 @@ def picture_shape(pictures: Pictures, size: tuple[int, int] | None, channels: in
 
 
 def fit(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Centre-crop to the shape of `size` (H, W), halve by area while possible, then bicubic with antialias."""
+    """Centre-crop to the proportions of `size` (H, W), halve by area while possible, then bicubic with antialiasing."""
     height, width = size
     scale = min(image.width / width, image.height / height)
     crop_width, crop_height = max(1, round(width * scale)), max(1, round(height * scale))
@@ -347,11 +347,11 @@ def _array(picture: Image.Image | Array, size: tuple[int, int] | None, channels:
             planes = [_array(plane[..., None], size, 1, name) for plane in np.moveaxis(picture, -1, 0)]
             return np.concatenate(planes, -1)
         if picture.shape[-1] not in MODES:
-            raise UsageError(f"{name} has {picture.shape[-1]} channels, which cannot be made {channels}")
+            raise UsageError(f"{name} has {picture.shape[-1]} channels, which cannot be converted to {channels}")
         picture = Image.fromarray(picture.squeeze(-1) if picture.shape[-1] == 1 else picture)
     if channels not in MODES:
         raise UsageError(
-            f"{name} cannot be given {channels} channels; data.channels is 1 (grey), 3 (colour) or 4 (alpha)"
+            f"{name} cannot be converted to {channels} channels; set data.channels to 1 (grey), 3 (colour) or 4 (alpha)"
         )
     picture = _eight_bits(picture, name)
     if channels != 4 and picture.has_transparency_data:
@@ -363,7 +363,7 @@ def _array(picture: Image.Image | Array, size: tuple[int, int] | None, channels:
 
 
 def _eight_bits(picture: Image.Image, name: str) -> Image.Image:
-    """Deep images brought to 0..255: integers of 16 bits, floating point in [0, 1]."""
+    """Deep images, in 16-bit integers or floating point in [0, 1], scaled to 0..255."""
     if picture.mode != "F" and not picture.mode.startswith("I"):
         return picture
     values = np.asarray(picture)

@@ -1,4 +1,4 @@
-"""What each picture is, as its source says: by class folders, files or arrays of labels, a column of the hub."""
+"""The label of each picture, from class folders, files or arrays of labels, or a column of a set on the hub."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ihdm.data.splits import SPLIT_WORDS
 from ihdm.errors import IhdmError, UsageError
 from ihdm.labels import Labels
 
-COLUMNS = "label", "labels", "fine_label"  # of sets on the hub, the first that there is
+COLUMNS = "label", "labels", "fine_label"  # of sets on the hub; the first that exists is used
 NO_LABELS = (
     "class folders (cat/1.png, dog/2.png), a file such as train-labels-idx1-ubyte.gz beside MNIST's, an array such as "
     "train_labels in an npz file, .cls files in tar archives, or a column named label on the hub"
@@ -26,17 +26,17 @@ NO_LABELS = (
 
 
 def numbered(source: str, train: Pictures, held_out: Pictures) -> tuple[Labels, Tensor, Tensor]:
-    """The labels of training images, and the number of each picture's, of both sets."""
+    """The labels of the training images, and the label numbers of the training and of the held-out pictures."""
     names, others = named(train), named(held_out)
     if not any(names):
-        raise UsageError(f"{source} has no labels, which would be {NO_LABELS}; do without data.labels=true")
+        raise UsageError(f"{source} has no labels; expected {NO_LABELS}. Without labels, leave out data.labels=true")
     found = Counter(names)
     for pictures, each in ((train, names), (held_out, others)):
         if "" in each:
             first = pictures.name(each.index(""))
-            raise IhdmError(f"{first} has no label, as {each.count(''):,} of {len(each):,} images; others have")
+            raise IhdmError(f"{first} has no label, like {each.count(''):,} of {len(each):,} images; label all or none")
     if len(found) < 2:
-        raise UsageError(f"all images of {source} have one label, {names[0]!r}: that tells a network nothing")
+        raise UsageError(f"all images of {source} have the same label, {names[0]!r}, which tells a network nothing")
     if unseen := set(others) - set(found):
         raise IhdmError(
             f"{held_out.name(others.index(min(unseen)))} is held out and has the label {min(unseen)!r}, which no "
@@ -71,9 +71,9 @@ def named(pictures: Pictures) -> list[str]:
 
 
 def by_folder(paths: Sequence[str]) -> list[str]:
-    """In each path the first folder that is not the same in all of them, but for one that names a split.
+    """The label in each path: its folder at the first depth where folders differ, ignoring one that names a split.
 
-    Where all are the same, as in a split of one class, the last.
+    If they differ at no depth, as in a split with one class, the deepest folder.
     """
     columns = [*zip_longest(*(_folders(os.path.dirname(path)) for path in paths), fillvalue="")]
     own = next((column for column in columns if len(set(column)) > 1), None)
@@ -86,7 +86,7 @@ def _folders(folder: str) -> list[str]:
 
 
 def _in_archives(pictures: TarMembers) -> list[str]:
-    """By files beside the images, as WebDataset has them, 7.cls beside 7.png; or else by folders."""
+    """Labels from files beside the images, as in WebDataset (7.cls beside 7.png), or else from folders."""
     beside: dict[tuple[Any, str], str] = {}
     for path in dict.fromkeys(path for path, *_ in pictures.members):
         with open_tar(path) as archive:
@@ -117,11 +117,11 @@ def _in_column(pictures: Rows) -> list[str]:
 
 
 def _words(pictures: Pictures, given: Iterable[Any]) -> list[str]:
-    """Labels that are whole numbers or texts, as texts; what is negative or nothing is none."""
+    """Labels that are whole numbers or texts, as texts; "" where one is negative or missing."""
     values = [value.item() if hasattr(value, "item") and value.size == 1 else value for value in given]
-    where = f"beside the image {pictures.name(0)}"
+    where = f"in the set that begins with {pictures.name(0)}"
     if len(values) != len(pictures):
-        raise IhdmError(f"there are {len(values):,} labels for {len(pictures):,} images, {where} and others")
+        raise IhdmError(f"there are {len(values):,} labels for {len(pictures):,} images {where}")
     if wrong := [value for value in values if not isinstance(value, int | str | None)]:
-        raise IhdmError(f"labels are whole numbers or texts, not {type(wrong[0]).__name__} as {where}")
+        raise IhdmError(f"there is a label of type {type(wrong[0]).__name__} {where}; expected whole numbers or texts")
     return ["" if value is None or (isinstance(value, int) and value < 0) else str(value) for value in values]

@@ -1,4 +1,4 @@
-"""Images that stay where they are until they are needed: for sets larger than the memory."""
+"""Images that stay where they are until they are needed: for sets larger than memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ihdm.data.images import Decoder, Subset, Unreadable
 
 
 class Images(Protocol):
-    """What can be asked of uint8 images (N, C, H, W), in memory (a tensor) or outside of it."""
+    """What uint8 images (N, C, H, W) offer, whether they are in memory (a tensor) or outside it."""
 
     @property
     def shape(self) -> torch.Size: ...
@@ -35,9 +35,9 @@ class Images(Protocol):
 
 
 class LazyImages:
-    """Images that are decoded anew each time they are asked for.
+    """Images that are decoded each time they are asked for.
 
-    skip: a picture that cannot be read is named once, and the next one that can takes its place.
+    skip: a picture that cannot be read is named once, and the next readable one takes its place.
     """
 
     device = torch.device("cpu")
@@ -53,7 +53,7 @@ class LazyImages:
 
     @property
     def nbytes(self) -> int:
-        """If all were in memory."""
+        """How many bytes they would take in memory."""
         return self.shape.numel()
 
     def __getitem__(self, which: Tensor | slice) -> Tensor:
@@ -62,7 +62,7 @@ class LazyImages:
         return torch.from_numpy(np.stack(found)) if found else torch.empty(0, *self.shape[1:], dtype=torch.uint8)
 
     def some(self, numbers: Tensor) -> LazyImages:
-        """Those with the given numbers, still to be decoded."""
+        """The images with the given numbers, not yet decoded."""
         decoder = copy.copy(self.decoder)
         decoder.pictures = Subset(decoder.pictures, numbers.tolist())
         return LazyImages(decoder, self.skip, self._named)

@@ -1,4 +1,4 @@
-"""The files below a folder, in order; of large folders remembered until one of their folders changes."""
+"""The files below a folder, in order; the list of a large folder is remembered until a folder in it changes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pathlib import Path
 from ihdm.cache import cache_folder
 
 NAMED_MOST = 5  # links that a warning names
-LARGE = 20_000  # files, from which on a listing is remembered
-SETTLED = 60  # seconds that no folder has changed before: a clock's tick may hide a change that is younger
-MOUNTS = Path("/proc/self/mountinfo")  # Linux's; elsewhere the kind of a file system is not known
-Times = list[int]  # of the last change of a folder's entries and attributes, its number and its device's
+LARGE = 20_000  # files from which on a listing is remembered
+SETTLED = 60  # seconds without a change before a listing is trusted: a clock's tick may hide a more recent change
+MOUNTS = Path("/proc/self/mountinfo")  # on Linux; elsewhere the kind of a file system is not known
+Times = list[int]  # of a folder: when its entries and its attributes changed last, its number and its device's
 
 
 @dataclass
 class Listing:
-    """Files, by names relative to the folder with "/" in between, sorted folder by folder; and the folders' times.
+    """Files, by paths relative to the folder with "/" as separator, sorted folder by folder; and the folders' times.
 
-    doubtful: something in it may change without a trace in these times. links: those that are left out.
+    doubtful: something may change without a trace in these times. links: those that are left out.
     """
 
     files: list[str] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Listing:
 
 
 def files_below(root: Path) -> list[str]:
-    """The files below a folder; links to files are among them, what is behind links to folders is not."""
+    """The files below a folder, with links to files; links to folders are not followed."""
     index = _index_path(root)
     remembered = _remembered(index, root)
     if remembered is not None:
@@ -44,7 +44,7 @@ def files_below(root: Path) -> list[str]:
     if listing.links:
         some = ", ".join(listing.links[:NAMED_MOST]) + " ..." * (len(listing.links) > NAMED_MOST)
         print(
-            f"warning: of {root} links are left out that lead to folders, or to nothing: {some} "
+            f"warning: links in {root} that lead to folders, or to nothing, are left out: {some} "
             f"({len(listing.links):,} in all)",
             file=sys.stderr,
         )
@@ -70,7 +70,7 @@ def _list(root: Path, prefix: str, listing: Listing) -> None:
             listing.files.append(prefix + name)
         elif kind == "link" and "/." not in f"/{prefix}{name}":  # hidden files are never wanted
             listing.links.append(prefix + name)
-        listing.doubtful |= kind == "link"  # where it leads may change
+        listing.doubtful |= kind == "link"  # its target may change
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
@@ -94,7 +94,7 @@ def _trustworthy(listing: Listing, now: float) -> bool:
 
 
 def _in_user_space(device: int) -> bool:
-    """Whether a device is a FUSE file system: some of those, of object stores, never change a folder's times."""
+    """Whether a device is a FUSE file system: some of those, for object stores, never change a folder's times."""
     number = f"{os.major(device)}:{os.minor(device)}" if MOUNTS.exists() else ""
     mounts = [line.split() for line in MOUNTS.read_text().splitlines()] if number else []
     return any(mount[2] == number and mount[mount.index("-") + 1].startswith("fuse") for mount in mounts)
@@ -113,13 +113,13 @@ def _remember(index: Path, root: Path, listing: Listing) -> None:
         fresh.write_text(f"{_checksum(content)}\n{content}", encoding="ascii")
         os.replace(fresh, index)
     except OSError as error:
-        print(f"warning: the list of files in {root} cannot be kept ({error})", file=sys.stderr)
+        print(f"warning: the list of files in {root} cannot be saved ({error})", file=sys.stderr)
         with contextlib.suppress(OSError):
             fresh.unlink(missing_ok=True)
 
 
 def _remembered(index: Path, root: Path) -> list[str] | None:
-    """The files as they were listed before, if nothing has changed since; None also if the index is damaged."""
+    """The files as listed before; None if something has changed since, or the index is missing or damaged."""
     try:
         checksum, content = index.read_text(encoding="ascii").split("\n", 1)
         if checksum != _checksum(content):

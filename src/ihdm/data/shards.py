@@ -1,4 +1,4 @@
-"""Sets that are read in sequence, shard by shard: tar archives as WebDataset has them, and sets on the hub."""
+"""Sets that are read in sequence, shard by shard: tar archives, as in WebDataset, and sets on the hub."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ihdm.data.sources import archives_by_split, hub_splits, locate, warn_of_lef
 from ihdm.data.splits import split_of_image
 from ihdm.errors import IhdmError, UsageError
 
-FEW = 16  # shards of a set on the hub, below which Parquet files are divided into their groups of rows
-AT_ONCE = 64  # rows that the hub's library hands over
+FEW = 16  # a set on the hub with fewer shards is divided further, by the row groups of its Parquet files
+AT_ONCE = 64  # rows that the hub's library hands over at a time
 
 
 class Found(NamedTuple):
@@ -31,7 +31,7 @@ class Found(NamedTuple):
 
 
 def reads(found: Found) -> bool:
-    """Whether it can be read."""
+    """Whether the image can be read."""
     try:
         load_picture(found.name, found.read)
     except Unreadable:
@@ -40,7 +40,7 @@ def reads(found: Found) -> bool:
 
 
 class FoundPictures:
-    """Some of them, by number."""
+    """Some images of a stream, by number."""
 
     def __init__(self, found: Sequence[Found]):
         self.found = found
@@ -56,9 +56,9 @@ class FoundPictures:
 
 
 class Shards(Protocol):
-    """Parts of a set, each of them read from its beginning, or from a place in it, to its end.
+    """Parts of a set, each read in sequence to its end, from its beginning or from a later place.
 
-    readers: threads that should read at the same time, many if shards are slow to answer.
+    readers: how many threads should read at the same time; many if shards are slow to answer.
     """
 
     readers: int
@@ -70,7 +70,7 @@ class Shards(Protocol):
 
 
 class TarShards:
-    """Archives that are not compressed; if a split is given, only what their folders say to be of it."""
+    """Uncompressed tar archives; if a split is given, only the images that their folders assign to it."""
 
     readers = 2
 
@@ -84,7 +84,7 @@ class TarShards:
         path, number = self.paths[shard], 0
         with open_tar(path) as archive:
             for entry in tar_files(archive):
-                archive.members.clear()  # type: ignore[attr-defined]  # or else it remembers all
+                archive.members.clear()  # type: ignore[attr-defined]  # or it would remember all entries
                 if split_of_image(entry.name) not in self.splits:
                     continue
                 if number >= start and (number - start) % step == 0:
@@ -94,7 +94,7 @@ class TarShards:
 
 
 class HubShards:
-    """One image column of a set on the Hugging Face hub, in the files it has there, or in smaller parts."""
+    """One image column of a set on the Hugging Face hub, by the files it has there, or by smaller parts."""
 
     readers = 16
 
@@ -114,14 +114,14 @@ class HubShards:
             for number, row in islice(numbered, 0, None, step):
                 name = f"{self.origin}, shard {shard}, image {number}"
                 yield Found(name, shard, number, partial(open_row, row))
-        except Exception as error:  # the hub's client raises many kinds, after it has tried again
+        except Exception as error:  # the hub's client raises many kinds, after retrying
             raise IhdmError(
                 f"the stream of {self.origin} broke off in shard {shard} ({type(error).__name__}: {error})"
             ) from error
 
 
 class Parts:
-    """Shards in `count` parts each, of every count-th image, where there are too few of them."""
+    """Shards divided into `count` parts each, of every count-th image, where there are too few shards."""
 
     def __init__(self, shards: Shards, count: int):
         self.shards, self.count, self.readers = shards, count, shards.readers
@@ -135,7 +135,7 @@ class Parts:
 
 
 def open_shards(source: str) -> Mapping[str, Shards]:
-    """The splits of a source that can be read in sequence."""
+    """The splits of a source, to be read in sequence."""
     found = locate(source) if source != "digits" else None
     if isinstance(found, str):
         return _on_the_hub(source, found)
@@ -154,5 +154,5 @@ def _on_the_hub(source: str, name: str) -> Mapping[str, Shards]:
     splits = hub_splits(source, name, streaming=True)
     try:
         return {split: HubShards(name, rows, column) for split, (rows, column) in splits.items()}
-    except Exception as error:  # it looks into each file, of which any may be missing or damaged
+    except Exception as error:  # this looks into each file, and any may be missing or damaged
         raise IhdmError(f"the stream of {name} cannot be opened ({type(error).__name__}: {error})") from error

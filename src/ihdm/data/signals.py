@@ -27,7 +27,7 @@ from ihdm.errors import IhdmError, UsageError
 from ihdm.labels import Labels
 from ihdm.progress import progress_bar
 
-KINDS = ("int16", "uint8")  # of whole numbers in arrays
+KINDS = ("int16", "uint8")  # of integers in arrays
 
 
 class SoundFiles(Files):
@@ -45,7 +45,7 @@ class SoundMembers(ZipMembers):
 
 
 class SoundStack(Stack):
-    """Sounds that already are one array (N, C, n), at a rate."""
+    """Sounds that already are one array (N, C, n), with one rate."""
 
     def __init__(self, origin: str, array: Any, labels: Callable[[], Any], rate: int):
         super().__init__(origin, array, labels)
@@ -58,9 +58,10 @@ class SoundStack(Stack):
 
 @dataclass(frozen=True)
 class Fitting:
-    """Sounds as float32 (C, n) in [0, 1], at one rate; `first` names the one that says what is not asked for.
+    """Makes sounds float32 (C, n) in [0, 1], at one rate; `first` names the one that decides what is not set.
 
-    Longer ones are cut, shorter ones end in silence. Without a size, rate or channels all must have the first one's.
+    Longer sounds are cut, shorter ones end in silence. If size or rate are not set, all must have those of the first;
+    if channels are not, none may have more than the first.
     """
 
     first: str
@@ -79,8 +80,8 @@ class Fitting:
     def __call__(self, sound: Sound, name: str) -> Tensor:
         if self.config.rate is None and sound.rate != self.domain.rate:
             raise UsageError(
-                f"the sounds differ in rate: {self.first} has {self.domain.rate:,} Hz and {name} {sound.rate:,}; give "
-                f"the rate to bring them to, such as --set data.rate=16000"
+                f"the sounds differ in rate: {self.first} has {self.domain.rate:,} Hz and {name} {sound.rate:,}; "
+                f"choose one rate for all, such as --set data.rate=16000"
             )
         length, most = self.domain.shape[1], None if self.config.size is None else self.config.size[0]
         channels = self._channels(len(sound.samples), name)
@@ -88,41 +89,41 @@ class Fitting:
         if self.config.size is None and samples.shape[-1] != length:
             raise UsageError(
                 f"the sounds differ in length: {self.first} has {length:,} samples and {name} {samples.shape[-1]:,}; "
-                f"give the length to bring them to, such as --set data.size=16384"
+                f"choose one length for all, such as --set data.size=16384"
             )
         return inside(raised(samples[:, :length], self.domain.peak), length)
 
     def _channels(self, found: int, name: str) -> int:
         if self.config.channels is None and found > self.domain.shape[0]:
             raise UsageError(
-                f"{self.first} has {self.domain.shape[0]} channel and {name} has {found}; say what to make of them "
-                f"all, --set data.channels=1 (mono) or 2 (stereo)"
+                f"the sounds differ in channels: {self.first} has {self.domain.shape[0]} and {name} {found}; "
+                f"choose one number for all, --set data.channels=1 (mono) or 2 (stereo)"
             )
         return self.domain.shape[0]
 
 
 def mixed(samples: Tensor, channels: int, name: str) -> Tensor:
-    """Samples (C, n) in another number of channels: their mean, or that of one repeated."""
+    """Samples (C, n) in a given number of channels: one is the mean of all; several repeat a single one."""
     if channels == 1:
         return samples.mean(0, keepdim=True)
     if len(samples) not in (1, channels):
-        raise UsageError(f"{name} has {len(samples)} channels, which cannot be made {channels}")
+        raise UsageError(f"{name} has {len(samples)} channels, which cannot be converted to {channels}")
     return samples.expand(channels, -1)
 
 
 def raised(samples: Tensor, peak: float | None) -> Tensor:
-    """Samples with a given largest value, if one is; silence stays silent."""
+    """Samples scaled to a given peak, if there is one; silence stays silent."""
     largest = samples.abs().max()
     return samples if peak is None or not largest else samples * (peak / largest)
 
 
 def inside(samples: Tensor, length: int) -> Tensor:
-    """Samples in [-1, 1] as float32 in [0, 1], cut, or followed by silence, to a length."""
+    """Samples in [-1, 1] as float32 in [0, 1], cut to a length or filled up to it with silence."""
     return F.pad((samples[:, :length].clamp(-1, 1) + 1) / 2, (0, max(0, length - samples.shape[-1])), value=0.5).float()
 
 
 def domain(config: DataConfig, split: str = "train") -> SignalDomain:
-    """Of what `load` would give, by the first of a split."""
+    """The domain of the sounds that `load` would give, judged by the first of a split."""
     if known := _told(config):
         return known
     splits = _opened(config)
@@ -130,16 +131,16 @@ def domain(config: DataConfig, split: str = "train") -> SignalDomain:
 
 
 def _told(config: DataConfig) -> SignalDomain | None:
-    """The domain, if the settings say all of it."""
+    """The domain, if the settings alone determine it."""
     if not (config.size and config.channels and config.rate):
         return None
     return SignalDomain((config.channels, *config.size), config.rate, config.peak)
 
 
 def load(config: DataConfig, held_out_most: int | None) -> ImageSet:
-    """Read all sounds; without a test split, set a share of them aside."""
+    """Read all sounds; if there is no test split, hold out a share of them."""
     if config.memory == "no":
-        raise UsageError("data.memory=no is for images: sounds are all held in memory")
+        raise UsageError("data.memory=no is for images; sounds are all held in memory")
     splits = _opened(config)
     train, held_out = split_off(splits["train"], splits.get("test"), config.holdout)
     held_out = Subset(held_out, evenly_spaced(len(held_out), held_out_most or len(held_out)).tolist())
@@ -154,15 +155,15 @@ def load(config: DataConfig, held_out_most: int | None) -> ImageSet:
 
 
 def read_one(path: Path, domain: SignalDomain, resize: bool) -> Tensor:
-    """A sound (C, n) in [0, 1] that a person gives; shorter ones end in silence.
+    """A sound (C, n) in [0, 1] that a user gives; shorter ones end in silence.
 
-    Others than the model's are brought to its rate and channels, and cut, if that is allowed.
+    resize: bring it to the model's rate and channels, and cut it, if it differs.
     """
     sound, (channels, length) = _read(SoundFiles(path.parent, [path.name]), 0), domain.shape
     found = SignalDomain(tuple(sound.samples.shape), sound.rate)
     if (sound.rate != domain.rate or found.shape[0] != channels or found.shape[1] > length) and not resize:
         raise UsageError(
-            f"{path} has {found.words}, and the model restores sounds of {domain.words}, or shorter ones; add --resize "
+            f"{path} has {found.words}, but the model restores sounds of {domain.words}, or shorter ones; add --resize "
             f"to have it resampled, mixed and cut"
         )
     return inside(mixed(sound.at(domain.rate, length).samples, channels, str(path)), length)
@@ -171,7 +172,7 @@ def read_one(path: Path, domain: SignalDomain, resize: bool) -> Tensor:
 def _opened(config: DataConfig) -> Mapping[str, Pictures]:
     path = expanded(given(config.source))
     if not path.exists():
-        raise IhdmError(f"there is no {config.source}; sounds are in a folder or zip of files, or in npy or npz arrays")
+        raise IhdmError(f"there is no {config.source}; give a folder or zip of sound files, or an npy or npz file")
     splits = _splits(path, config.rate)
     if "train" not in splits:
         raise IhdmError(f"{config.source} has no training sounds, only: {', '.join(splits)}")
@@ -188,7 +189,7 @@ def _splits(path: Path, rate: int | None) -> Mapping[str, Pictures]:
         return {split: SoundMembers(path, archive, names) for split, names in groups.items()}
     if suffix in (".npy", ".npz"):
         if rate is None:
-            raise UsageError(f"{path} does not say how many samples a second it has; --set data.rate=8000 would")
+            raise UsageError(f"{path} does not say its rate in Hz; give it, such as --set data.rate=8000")
         arrays, labels = arrays_by_split(path)
         return {
             split: SoundStack(str(path), _samples(array, path), partial(labels.get, split, ()), rate)
@@ -226,7 +227,7 @@ def _read(sounds: Any, i: int) -> Sound:
 
 
 def _readable(sounds: Pictures, config: DataConfig) -> Pictures:
-    """From the first on that can be read, if others are to be skipped."""
+    """The sounds from the first readable one on, if unreadable ones are to be skipped."""
     for i in range(len(sounds) if config.on_error == "skip" else 0):
         try:
             _read(sounds, i)
@@ -237,7 +238,7 @@ def _readable(sounds: Pictures, config: DataConfig) -> Pictures:
 
 
 def _decoded(sounds: Pictures, fitting: Fitting) -> tuple[Tensor, Tensor]:
-    """All sounds, (N, C, n), and the numbers of those that were not left out because they cannot be read."""
+    """All sounds that can be read, (N, C, n), and their numbers."""
     found, broken = [torch.empty(0, *fitting.domain.shape)], dict[int, str]()
     for i in progress_bar(range(len(sounds)), desc="reading sounds", unit="sound", delay=2):
         try:

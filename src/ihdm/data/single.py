@@ -1,4 +1,4 @@
-"""One image that a person gives, or one of other data, in the shape that a model knows."""
+"""One image that a user gives, or one item of other data, in the shape that a model knows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ihdm.errors import IhdmError, UsageError
 from ihdm.pixels import to_unit
 from ihdm.restoration import lift
 
-SMALLEST = 3  # pixels along an axis
+SMALLEST = 3  # image, in pixels along an axis
 
 
 def read_other(path: Path, domain: Domain, resize: bool) -> Tensor:
-    """Of data that are not images, (C, *grid) in [0, 1], by the file that reads such data."""
+    """One item of data other than images, (C, *grid) in [0, 1], from the module that reads such data."""
     if not path.is_file():
         raise IhdmError(f"there is no file {path}")
     found: Tensor = import_module(f"ihdm.data.{domain.kind}").read_one(path, domain, resize)
@@ -25,9 +25,9 @@ def read_other(path: Path, domain: Domain, resize: bool) -> Tensor:
 
 
 def read_one(path: Path, shape: tuple[int, ...], resize: bool) -> tuple[Tensor, float | None, int]:
-    """The image (C, H, W) in [0, 1], its blur width if that follows from its size, and the channels that it had.
+    """The image (C, H, W) in [0, 1], its blur width if that follows from its size, and how many channels it had.
 
-    A smaller one of the same form is lifted to the model's grid; any other is cropped and brought to it, if allowed.
+    A smaller image of the same proportions is lifted to the model's grid; resize: others are cropped and scaled to it.
     """
     if not path.is_file():
         raise IhdmError(f"there is no file {path}")
@@ -40,7 +40,7 @@ def read_one(path: Path, shape: tuple[int, ...], resize: bool) -> tuple[Tensor, 
         return image, blur_width, channels
     if (height, width) != grid and not resize:
         raise UsageError(
-            f"{path} is {height} x {width} and the model restores images of {grid[0]} x {grid[1]} (height x width) or "
-            f"smaller ones of the same shape; shrink it, or add --resize to have it cropped and brought to that size"
+            f"{path} is {height} x {width}, but the model restores images of {grid[0]} x {grid[1]} (height x width) or "
+            f"smaller ones of the same proportions; shrink it, or add --resize to have it cropped and scaled"
         )
     return to_unit(decode(files, grid, shape[0])[0]), None, channels

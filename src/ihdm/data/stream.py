@@ -1,6 +1,6 @@
-"""A set that is only read in sequence, in lanes, each shuffled in windows: what comes when follows from the seed.
+"""A set that can only be read in sequence. It is read in lanes, each shuffled in windows; the seed decides the order.
 
-Where a lane stands is five numbers, so that a stopped run goes on with the very image that would have been next.
+Five numbers say where a lane stands, so a stopped run goes on with the very image that would have been next.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from ihdm.data.shards import Found, Parts, Shards
 from ihdm.errors import IhdmError
 from ihdm.noise import Purpose, mix_seed
 
-LOOKED_INTO = 16  # shards at whose beginnings a start looks
-EMPTY_MOST = 100  # windows in a row without an image
+LOOKED_INTO = 16  # shards whose first images are read at the start
+EMPTY_MOST = 100  # most windows in a row without an image
 
 
 @dataclass(frozen=True)
 class Beginnings:
-    """Of some shards that lie evenly among all: a start looks at their first images, `most` in all.
+    """The first images of some evenly spaced shards, about `most` in all, which are read at the start.
 
-    share: how many of them are held out; the first of each shard is the first such.
+    share: the share of them that is held out, beginning with the first of each shard.
     """
 
     shards: frozenset[int]
-    first: int  # images of each
+    first: int  # images of each shard
     share: float
 
     @classmethod
@@ -56,10 +56,10 @@ class Beginnings:
 
 @dataclass(frozen=True)
 class Stream:
-    """Images to learn from, shard by shard.
+    """Images to train on, shard by shard.
 
-    fitting: makes arrays of them; looked_at: by the start, which holds some of them out; buffer: how many are shuffled
-    at a time; skip: leave out what cannot be read, with a warning.
+    fitting: makes them arrays; looked_at: those read at the start, some of which are held out; buffer: how many are
+    shuffled at a time; skip: leave out images that cannot be read, with a warning.
     """
 
     shards: Shards
@@ -70,7 +70,7 @@ class Stream:
     named: set[str] = field(default_factory=set)
 
     def decoded(self, found: Sequence[Found]) -> list[Array]:
-        """The images as arrays, without those that cannot be read if they may be skipped."""
+        """The images as arrays; skip: without those that cannot be read."""
         return [array for one in found if (array := self._array(one)) is not None]
 
     def _array(self, found: Found) -> Array | None:
@@ -86,22 +86,22 @@ class Stream:
 
 
 class Place(NamedTuple):
-    """Where a lane stands: the window that it is in began at this epoch, shard of the epoch and image of the shard."""
+    """Where a lane stands: its current window began at this epoch, shard of the epoch and image of the shard."""
 
     epoch: int = 0
     shard: int = 0
     image: int = 0
-    window: int = 0  # its number
-    taken: int = 0  # images of it
+    window: int = 0  # the number of this window
+    taken: int = 0  # images already taken from it
 
 
 class Threads:
-    """Those that read, some shards at a time, and those that decode, as many as are fastest."""
+    """The threads that read, several shards at a time, and those that decode, as many as are fastest."""
 
     def __init__(self, stream: Stream, lanes: int):
         self.readers = ThreadPoolExecutor(min(lanes, stream.shards.readers))
         self.decoders = ThreadPoolExecutor(stream.fitting.threads)
-        self.parts = stream.fitting.threads  # in which a window is decoded
+        self.parts = stream.fitting.threads  # of a window, to decode at the same time
         self._ended = threading.Event()
 
     def go_on(self) -> None:
@@ -110,17 +110,17 @@ class Threads:
             raise CancelledError
 
     def close(self) -> None:
-        """End, after the image that is being read."""
+        """End after the image that is being read."""
         self._ended.set()
         for pool in (self.readers, self.decoders):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Lane:
-    """One of `lanes` endless rows of images; in every epoch each shard belongs to one lane.
+    """One of `lanes` endless sequences of images; in every epoch each shard belongs to one lane.
 
-    The next window is read while this one is taken from. The first is shorter, by another length in each lane, so that
-    they do not all come to an end at once.
+    The next window is read while images are taken from the current one. The first window has another length in each
+    lane, so that the lanes' windows do not all end at once.
     """
 
     def __init__(self, stream: Stream, number: int, lanes: int, seed: int, place: Place, threads: Threads):
@@ -143,19 +143,19 @@ class Lane:
         return np.concatenate(parts)
 
     def _advance(self) -> None:
-        """To the next window that is not empty."""
+        """Go to the next window that is not empty."""
         for _ in range(EMPTY_MOST):
             self.place, self._window, after = self._ahead.result()
             self._ahead = self._threads.readers.submit(self._read, after)
             if len(self._window):
                 return
         raise IhdmError(
-            f"the stream had no image that can be read in {EMPTY_MOST} windows, up to its epoch {self.place.epoch}; "
-            f"if the set is small, leave data.stream=true away"
+            f"the stream had no image that can be read in {EMPTY_MOST} windows in a row, up to epoch "
+            f"{self.place.epoch}; if the set is small, leave out data.stream=true"
         )
 
     def _read(self, place: Place) -> tuple[Place, Array, Place]:
-        """The window that begins at a place, shuffled, between that place and the one where the next begins."""
+        """The place where a window begins, the window, shuffled, and the place where the next one begins."""
         size = max(1, self.stream.buffer // self.lanes)
         if place.window == 0:
             size = -(-size * (self.number + 1) // self.lanes)
@@ -180,7 +180,7 @@ class Lane:
 def _images_from(
     place: Place, stream: Stream, lane: int, lanes: int, seed: int
 ) -> Iterator[tuple[Place, Found | None]]:
-    """All images of a lane that are not held out, and None where an epoch ends, with the place after each."""
+    """All images of a lane that are not held out, each with the place after it; None where an epoch ends."""
     parts = -(-lanes // len(stream.shards))
     shards = Parts(stream.shards, parts) if parts > 1 else stream.shards
     first_shard, first_image = place.shard, place.image

@@ -1,4 +1,4 @@
-"""Batches from a stream: whichever the number of processes, of the training and of the reading, they are the same."""
+"""Batches from a stream: the same ones however many processes train, and however many read."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from ihdm.data.stream import Lane, Place, Stream, Threads
 from ihdm.errors import IhdmError, UsageError
 
-LANES = 16  # into which a batch is divided, if it can be
-AHEAD = 4  # batches that are at hand before they are needed
-PATIENCE = 1  # seconds that the end of reading waits for a batch that is nearly there
+LANES = 16  # that a batch is divided into, if possible
+AHEAD = 4  # batches that are read before they are needed
+PATIENCE = 1  # seconds that `close` waits for batches that are nearly there
 Part = tuple[Tensor, list[Place]]  # images (n, lanes, C, H, W), and where the lanes stand after them
 
 
 class StreamedBatches:
-    """Training images of one step after the other, uint8, on `device`.
+    """The training images of one step after another, uint8, on `device`.
 
-    Image i of a batch comes from lane i modulo the number of lanes. Of several processes, each reads its own lanes.
-    workers: processes that read them; without any, threads do.
+    Image i of a batch comes from lane i modulo the number of lanes. Each of several processes reads its own lanes.
+    workers: how many processes read them; with 0, threads do.
     """
 
     def __init__(self, stream: Stream, batch_size: int, seed: int, device: torch.device, workers: int = 0):
         self.stream, self.batch_size, self.seed, self.device, self.workers = stream, batch_size, seed, device, workers
-        self._places: Tensor | None = None  # (lanes, 5); of other processes' lanes those at the start
+        self._places: Tensor | None = None  # (lanes, 5); for lanes of other processes those at the start
         self._step = 0
         self._reading: _Reading | None = None
 
     def go_on(self, step: int, places: list[list[int]] | None) -> None:
-        """Begin with the batch of a step, from the places that its checkpoint tells."""
+        """Begin with the batch of a step, at the places that its checkpoint records."""
         if step == 0 and places is None:
             return
         if not places or len(places[0]) != len(Place._fields) or self.batch_size % len(places):
-            raise IhdmError("the checkpoint does not tell where its stream of images stood; it cannot be gone on with")
+            raise IhdmError("the checkpoint does not tell where its stream of images stood, so it cannot be continued")
         self._step, self._places = step, torch.tensor(places)
 
     def places(self, rank: int = 0, ranks: int = 1) -> Tensor | None:
-        """Where each lane of this process stands, as `Place` has it, (lanes, 5); for the lanes of others there is 0."""
+        """Where each lane of this process stands, as a row like `Place`, (lanes, 5); rows of other lanes are 0."""
         if self._places is None:
             return None
         own = torch.zeros_like(self._places)
@@ -69,11 +69,11 @@ class StreamedBatches:
         return images.to(self.device, non_blocking=True)
 
     def labels_at(self, step: int, rank: int = 0, ranks: int = 1) -> Tensor | None:
-        """A stream has none."""
+        """None: a stream has no labels."""
         return None
 
     def close(self) -> None:
-        """End the processes and threads that read, until a step is asked for again."""
+        """End the processes and threads that read; they start again when a step is asked for."""
         if self._reading:
             self._reading.close()
         self._reading = None
@@ -85,8 +85,8 @@ class StreamedBatches:
         count = len(self._places)
         if count % ranks:
             raise UsageError(
-                f"the run reads its stream in {count} lanes, which {ranks} processes cannot share; go on with a number "
-                f"of processes that divides {count}"
+                f"the run reads its stream in {count} lanes, which {ranks} processes cannot share evenly; go on with a "
+                f"number of processes that divides {count}"
             )
         own = range(rank, count, ranks)
         work = Work(self.stream, self.seed, self.batch_size // count, count, own, self._places.numpy())
@@ -94,16 +94,16 @@ class StreamedBatches:
 
 
 def lanes(batch_size: int, ranks: int, shards: int) -> int:
-    """How many a stream is read in: the same for one process as for several, if they can share them.
+    """How many lanes a stream is read in: as many for one process as for several, if they can share them evenly.
 
-    More lanes than shards would all read in the same places; only processes that have none else must do so.
+    There are no more lanes than shards, as several would then read the same shard, unless each process needs one.
     """
     most = math.gcd(batch_size, LANES)
     return next((n for n in range(min(most, shards), 0, -1) if most % n == 0 and n % ranks == 0), ranks)
 
 
 class Work(IterableDataset[Any]):
-    """What there is to read for one training process: `share` images of each of its lanes, again and again."""
+    """What one training process reads: `share` images from each of its lanes, again and again."""
 
     def __init__(self, stream: Stream, seed: int, share: int, count: int, own: Sequence[int], places: np.ndarray):
         self.stream, self.seed, self.share, self.count, self.own = stream, seed, share, count, own
@@ -120,7 +120,7 @@ class Work(IterableDataset[Any]):
                 images = np.stack([row.take(self.share) for row in rows], 1)
                 yield torch.from_numpy(images), [row.place for row in rows]
         except IhdmError as error:
-            yield error  # raised here, it would arrive as the text of a traceback
+            yield error  # if raised here, it would arrive as the text of a traceback
         finally:
             self.threads.close()
 
@@ -155,7 +155,7 @@ class _Reading:
         self._parts = None
 
     def _joined(self) -> Part:
-        """The parts of all workers, which have every n-th lane each, put together."""
+        """The parts of all workers, each of which has every n-th lane, put together."""
         assert self._parts is not None
         parts = []
         for _ in range(max(1, self._workers)):
@@ -164,7 +164,7 @@ class _Reading:
             except (RuntimeError, OSError, EOFError, multiprocessing.ProcessError) as error:
                 raise IhdmError(
                     f"reading the stream failed ({type(error).__name__}: {error}); if a process died for lack of "
-                    f"memory, set data.workers lower. The same command goes on from the last checkpoint"
+                    f"memory, lower data.workers. The same command goes on from the last checkpoint"
                 ) from error
             if isinstance(part, IhdmError):
                 raise part
@@ -184,12 +184,12 @@ def _begun(work: Work, workers: int) -> Iterator[Part | IhdmError]:
         collate_fn=_as_it_is,
         worker_init_fn=_end_with_the_trainer,
         multiprocessing_context="spawn",  # a fork of a process with threads may hang
-        generator=torch.Generator(),  # it draws a number that nobody needs, and not from where dropout is drawn
+        generator=torch.Generator(),  # it draws a number that nobody needs, else from dropout's generator
     )
-    if hasattr(signal, "pthread_sigmask"):  # in this thread, and so in the processes that it starts, from the beginning
+    if hasattr(signal, "pthread_sigmask"):  # the processes that this thread starts inherit the block
         from multiprocessing import resource_tracker
 
-        resource_tracker.ensure_running()  # which would lift the block
+        resource_tracker.ensure_running()  # started later, it would lift the block
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     return iter(loader)
 
@@ -199,7 +199,7 @@ def _as_it_is(part: Any) -> Any:
 
 
 def _end_with_the_trainer(_: int) -> None:
-    """A signal to all processes is for the trainer, which may need some more batches; only it ends its workers."""
+    """Let only the trainer end a worker: after a signal to all processes it may need some more batches."""
     if hasattr(signal, "sigwaitinfo"):
         threading.Thread(target=_wait_for_the_end, args=(os.getppid(),), daemon=True).start()
     elif hasattr(signal, "pthread_sigmask"):

@@ -1,4 +1,4 @@
-"""Volumes: npy and npz files, folders of npy files, and orbitals, as one float32 tensor in [0, 1]."""
+"""Volumes from npy and npz files, folders of npy files, or orbitals, as one float32 tensor in [0, 1]."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class VolumeFiles(Files):
 
 
 def domain(config: DataConfig, split: str = "train") -> VolumeDomain:
-    """Of the volumes that `load` would give, of any split."""
+    """The domain of the volumes that `load` would give, the same for all splits."""
     if config.size and config.channels and config.range:
         return VolumeDomain((config.channels, *config.size), *config.range)
     return _domain(config, _splits(config))
 
 
 def load(config: DataConfig, held_out_most: int | None) -> ImageSet:
-    """Read a source; without a test split, set a share of the volumes aside."""
+    """Read a source; if it has no test split, hold out a share of the volumes."""
     splits = _splits(config)
     found = _domain(config, splits)
     train, held_out = split_off(splits["train"], splits.get("test"), config.holdout)
@@ -56,13 +56,13 @@ def load(config: DataConfig, held_out_most: int | None) -> ImageSet:
 
 
 def read_one(path: Path, domain: VolumeDomain, resize: bool) -> Tensor:
-    """A volume (C, D, H, W) in [0, 1] that a person gives, brought to the model's size if that is allowed."""
+    """A volume (C, D, H, W) in [0, 1] that a user gives; resize: bring it to the model's size."""
     files = VolumeFiles(path.parent, [path.name])
     shape = files.read(0).shape
     if shape[0] != domain.shape[0] or (shape != domain.shape and not resize):
         raise UsageError(
-            f"{path} is {_words(shape)} (channels x depth x height x width), and the model's volumes are "
-            f"{_words(domain.shape)}; --resize brings it to their size, but not to their channels"
+            f"{path} is {_words(shape)} (channels x depth x height x width), but the model's volumes are "
+            f"{_words(domain.shape)}; --resize changes the size, but not the channels"
         )
     return _stacked(files, domain)[0]
 
@@ -80,18 +80,16 @@ def _splits(config: DataConfig) -> dict[str, Pictures]:
         return _orbitals(config.size or (SIZE,) * 3)
     path = locate(config.source) if config.source not in MADE_HERE else None
     if not isinstance(path, Path):
-        raise UsageError(
-            f"{config.source} is no set of volumes, which are read from files and folders; or take {ORBITALS}"
-        )
+        raise UsageError(f"{config.source} is not a set of volumes; give a file or a folder, or the set {ORBITALS}")
     if path.is_dir():
         names = by_split(files_below(path), {".npy"})
         splits: dict[str, Pictures] = {split: VolumeFiles(path, some) for split, some in names.items()}
     elif path.suffix.lower() in (".npy", ".npz"):
         splits = _arrays(path)
     else:
-        raise IhdmError(f"{path} is not an npy or npz file, nor a folder of npy files, which volumes are read from")
+        raise IhdmError(f"volumes are read from an npy or npz file or a folder of npy files, not from {path}")
     if "train" not in splits:
-        raise IhdmError(f"{path} holds no training volumes, only: {', '.join(splits) or 'no npy files at all'}")
+        raise IhdmError(f"{path} holds no training volumes; found: {', '.join(splits) or 'no npy files'}")
     return splits
 
 
@@ -115,18 +113,18 @@ def _arrays(path: Path) -> dict[str, Pictures]:
 
 
 def _checked(array: Any, name: str, axes: int, expected: str) -> Any:
-    """An array of numbers with so many axes, or one more for channels, which comes before the last three."""
+    """An array of finite numbers with `axes` axes and, before the last three, one for channels, added if missing."""
     if array.ndim not in (axes, axes + 1) or 0 in array.shape:
         raise IhdmError(f"{name} has shape {array.shape}; expected {expected}")
     if array.dtype.kind not in "buif":
-        raise IhdmError(f"{name} holds {array.dtype}; expected numbers, whole or of floating point")
+        raise IhdmError(f"{name} holds {array.dtype}; expected integers or floating point numbers")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise IhdmError(f"{name} holds values that are no finite numbers (nan or infinity)")
+        raise IhdmError(f"{name} holds values that are not finite (nan or infinity)")
     return np.expand_dims(array, -4) if array.ndim == axes else array
 
 
 def _domain(config: DataConfig, splits: dict[str, Pictures]) -> VolumeDomain:
-    """The least and the largest value of all training volumes become 0 and 1, unless others are given."""
+    """The domain: the least and the largest training value become 0 and 1, unless others are given."""
     train = splits["train"]
     first: Any = train.read(0)
     low, high = np.inf, -np.inf
@@ -137,12 +135,12 @@ def _domain(config: DataConfig, splits: dict[str, Pictures]) -> VolumeDomain:
                 raise UsageError(
                     f"the volumes differ in shape: {train.name(0)} is {_words(first.shape)} and {volumes.name(i)} is "
                     f"{_words(volume.shape)} (channels x depth x height x width); --set data.size=16 brings them to "
-                    f"one size, but channels must be as many in all"
+                    f"one size, but all must have the same number of channels"
                 )
             if split == "train":
                 low, high = min(low, float(volume.min())), max(high, float(volume.max()))
     if config.channels not in (None, len(first)):
-        raise UsageError(f"{train.name(0)} has {len(first)} channels, and data.channels={config.channels} is asked for")
+        raise UsageError(f"{train.name(0)} has {len(first)} channels, but data.channels={config.channels} is asked for")
     if config.range is None and low == high:
         raise IhdmError(f"all values of {config.source} are {low:g}: there is nothing to learn")
     low, high = config.range or (low, high)
@@ -150,7 +148,7 @@ def _domain(config: DataConfig, splits: dict[str, Pictures]) -> VolumeDomain:
 
 
 def _stacked(volumes: Pictures, domain: VolumeDomain) -> Tensor:
-    """(N, C, *grid) in [0, 1]; what lies outside is cut off, and said if it was not resizing that put it there."""
+    """(N, C, *grid) in [0, 1]; values outside are clipped, with a warning unless resizing put them there."""
     found, outside = torch.empty(len(volumes), *domain.shape), 0
     for i in range(len(volumes)):
         values: Any = volumes.read(i)
@@ -160,7 +158,7 @@ def _stacked(volumes: Pictures, domain: VolumeDomain) -> Tensor:
     if outside:
         print(
             f"warning: {outside:,} values lie outside of {domain.low:g} to {domain.high:g}, the range of the training "
-            f"volumes or of data.range, and are cut off there",
+            f"volumes (or data.range), and are clipped to it",
             file=sys.stderr,
         )
     return found

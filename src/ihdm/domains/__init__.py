@@ -1,4 +1,4 @@
-"""What data are defined on: a domain is one file, and a line in this table."""
+"""What data are defined on: each domain is one file, and one line in the table KINDS."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ KINDS: dict[str, type[Domain]] = {
 
 
 def domain_kind(name: str) -> type[Domain]:
-    """The kind of that name."""
+    """The domain class of a kind of data."""
     if name not in KINDS:
         raise unknown("kind of data", name, KINDS)
     return KINDS[name]
 
 
 def as_domain(shape: Sequence[int] | Domain) -> Domain:
-    """A domain as it is; a shape (C, H, W) is that of images."""
+    """A domain as it is; a shape (C, H, W) becomes that of images."""
     return shape if isinstance(shape, Domain) else ImageDomain(tuple(shape))
 
 

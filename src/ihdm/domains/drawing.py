@@ -1,4 +1,4 @@
-"""Values on the nodes of a mesh, or at points in space, as they look from two opposite sides."""
+"""Pictures of values on the nodes of a mesh, or at points in space, as seen from two opposite sides."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 Array = NDArray[Any]
 
-SIZE = 112  # pixels of a side of each view
-DARKEST = 0.6  # of a surface that is seen from its edge
-COLOURS = torch.tensor(  # from the least value to the largest, by equal steps
+SIZE = 112  # of each side of a view, in pixels
+DARKEST = 0.6  # brightness, of a surface seen from its edge
+COLOURS = torch.tensor(  # from the least value to the largest, in equal steps
     [
         [0.11, 0.13, 0.36],
         [0.14, 0.42, 0.65],
@@ -30,9 +30,9 @@ COLOURS = torch.tensor(  # from the least value to the largest, by equal steps
 
 @dataclass(frozen=True)
 class Drawing:
-    """Which nodes each pixel shows, (H, W, 3), with what weights, the same shape, and how bright, (H, W).
+    """For each pixel the nodes that it shows, (H, W, 3), their weights, of the same shape, and its brightness, (H, W).
 
-    Pixels that show nothing have the brightness 0.
+    Pixels that show nothing have brightness 0.
     """
 
     nodes: Tensor
@@ -41,9 +41,9 @@ class Drawing:
 
     @classmethod
     def of(cls, positions: Tensor, faces: Tensor | None) -> Drawing:
-        """Triangles, or points where there are none: from the side of the first axis, and from behind; up is the third.
+        """Triangles, or points if there are none, seen along the first axis, from in front and from behind.
 
-        The nearest of what lies behind one another is seen.
+        The third axis points up. What is nearer hides what is behind it.
         """
         places = positions.double().cpu().numpy()
         places = places - (places.max(0) + places.min(0)) / 2
@@ -52,7 +52,7 @@ class Drawing:
         return cls(*(torch.from_numpy(np.concatenate(parts, 1)) for parts in zip(*views)))
 
     def pictures(self, u: Tensor) -> Tensor:
-        """Of data (N, C, n) in [0, 1]: by a scale of colours, or of three channels as red, green and blue."""
+        """Pictures of data (N, C, n) in [0, 1]: in a scale of colours, or three channels as red, green and blue."""
         nodes, weights, brightness = (part.to(u.device) for part in (self.nodes, self.weights, self.brightness))
         values = sum(u[..., nodes[..., corner]] * weights[..., corner] for corner in range(3))
         assert isinstance(values, Tensor)
@@ -60,7 +60,7 @@ class Drawing:
 
 
 def colours(values: Tensor) -> Tensor:
-    """Values (N, C, H, W) in [0, 1] as red, green and blue: three channels as they are, of others the first."""
+    """Values (N, C, H, W) in [0, 1] as red, green and blue: three channels as they are, else the first by COLOURS."""
     values = values.float().clamp(0, 1)
     if values.shape[1] == 3:
         return values
@@ -70,7 +70,7 @@ def colours(values: Tensor) -> Tensor:
 
 
 def _view(places: Array, faces: Tensor | None) -> tuple[Array, Array, Array]:
-    """Nodes, weights and brightness of the pixels of one side."""
+    """Nodes, weights and brightness of the pixels of one view."""
     nodes, weights = np.zeros((SIZE, SIZE, 3), np.int64), np.zeros((SIZE, SIZE, 3), np.float32)
     brightness = np.zeros((SIZE, SIZE), np.float32)
     depth, columns, rows = places[:, 0], places[:, 1] + SIZE / 2, SIZE / 2 - places[:, 2]

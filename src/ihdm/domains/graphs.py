@@ -33,10 +33,10 @@ TENSORS = "edges", "weights", "positions", "faces"
 
 @dataclass(frozen=True, eq=False)
 class GraphDomain(Domain):
-    """Fields (C, n) on n nodes, which edges (E, 2) with weights (E,) connect, or faces (F, 3) at positions (n, 3).
+    """Fields (C, n) on n nodes, connected by edges (E, 2) with weights (E,), or by faces (F, 3) at positions (n, 3).
 
-    low, high: what 0 and 1 stand for, in each channel; by default themselves. A graph may have positions too, for
-    pictures. Blur widths are in units of edges; on a mesh of the distance of nodes, the root of their mean area.
+    low, high: what 0 and 1 stand for in each channel, by default 0 and 1. A graph may have positions too, for pictures.
+    Blur widths are in units of edges; on a mesh, in units of the distance between nodes, the root of their mean area.
     """
 
     kind = "graphs"
@@ -54,7 +54,7 @@ class GraphDomain(Domain):
 
     def __post_init__(self) -> None:
         if len(self.shape) != 2:
-            raise ValueError(f"a field has channels and nodes, unlike {self.shape}")
+            raise ValueError(f"the shape of a field is channels and nodes, not {self.shape}")
         self._check_range()
         self._check_graph()
         if self.positions is not None and len(self.positions) != self.shape[1]:
@@ -64,9 +64,9 @@ class GraphDomain(Domain):
         channels = self.shape[0]
         low, high = (tuple(map(float, ends)) for ends in (self.low or [0] * channels, self.high or [1] * channels))
         if not len(low) == len(high) == channels:
-            raise ValueError(f"{channels} channels do not have {len(low)} least values and {len(high)} largest")
+            raise ValueError(f"{channels} channels need as many values in low and high, not {len(low)} and {len(high)}")
         if not all(-math.inf < least < most < math.inf for least, most in zip(low, high)):
-            raise ValueError(f"{low} to {high} is no range of values")
+            raise ValueError(f"{low} to {high} is not a range of values; each must be finite, and high above low")
         self._set(low=low, high=high)
 
     def _check_graph(self) -> None:
@@ -79,7 +79,7 @@ class GraphDomain(Domain):
                 self._set(positions=torch.from_numpy(checked_positions(self.positions)))
             return
         if self.weights is not None:
-            raise UsageError("weights are those of edges; a mesh has its own, by its angles")
+            raise UsageError("weights belong to edges; those of a mesh follow from its angles")
         if self.positions is None:
             raise UsageError("faces need the positions of the nodes")
         positions, faces = map(torch.from_numpy, checked_mesh(self.positions, self.faces))
@@ -109,7 +109,7 @@ class GraphDomain(Domain):
 
     @cached_property
     def parts(self) -> int:
-        """How many there are that are not connected with each other."""
+        """How many parts the graph has that are not connected with each other."""
         edges = self.edges
         if edges is None:
             edges = torch.from_numpy(cotangents(self.positions.numpy(), self.faces.numpy())[0])  # type: ignore[union-attr]
@@ -117,7 +117,7 @@ class GraphDomain(Domain):
 
     @cached_property
     def radius(self) -> float | None:
-        """Of a mesh that is a sphere, in units of the distance of nodes; None of all else."""
+        """The radius of a mesh that is a sphere, in units of the distance between nodes; None for all others."""
         if self.positions is None or self.faces is None:
             return None
         positions, faces = self.positions.numpy(), self.faces.numpy()
@@ -129,7 +129,7 @@ class GraphDomain(Domain):
         return super().frequency_words if self.radius is None else "degree l"
 
     def frequencies(self, radians: Tensor) -> Tensor:
-        """On a sphere degrees of spherical harmonics, whose eigenvalues are -l(l + 1) / radius^2."""
+        """On a sphere, degrees l of spherical harmonics, whose eigenvalues are -l(l + 1) / radius^2."""
         return radians if self.radius is None else (0.25 + (self.radius * radians) ** 2).sqrt() - 0.5
 
     @property
@@ -140,7 +140,7 @@ class GraphDomain(Domain):
         return f"{nodes:,} nodes of a {'graph' if self.faces is None else 'mesh'}{several}{apart}"
 
     def pictures(self, u: Tensor) -> Tensor:
-        """A mesh from two sides; without positions nodes in rows, in the order of the slowest wave."""
+        """A mesh, or points, from two sides; without positions, the nodes in rows, in the order of the slowest wave."""
         if self._drawing is not None:
             return self._drawing.pictures(u)
         nodes = self.shape[1]
@@ -157,7 +157,7 @@ class GraphDomain(Domain):
             return None if self.positions is None else Drawing.of(self.positions, self.faces)
 
     def scaled(self, values: Tensor) -> Tensor:
-        """Values (..., C, n) in the units of the data as [0, 1]."""
+        """Values (..., C, n) in the units of the data, scaled to [0, 1]."""
         low, high = self._ends()
         return (values - low) / (high - low)
 
@@ -171,7 +171,7 @@ class GraphDomain(Domain):
         return low, high
 
     def write(self, u: Tensor, path: Path) -> None:
-        """In the units of the data, (C, n)."""
+        """Write a field, (C, n), in the units of the data."""
         np.save(path, self.values(u).float().numpy())
 
     def data_settings(self) -> dict[str, Any]:

@@ -15,22 +15,22 @@ from ihdm.pixels import to_bytes
 
 @dataclass(frozen=True)
 class ImageDomain(Domain):
-    """Images (C, H, W); outside they are of 8 bits."""
+    """Images (C, H, W), which are handed out in 8 bits."""
 
     kind = "images"
     noun = "image"
     negatives = True
-    width_error = 0.0  # the interval that comes with each tells it (docs/studies/restore.md)
+    width_error = 0.0  # each comes with an interval instead (docs/studies/restore.md)
 
     shape: Shape
 
     def __post_init__(self) -> None:
         if len(self.shape) != 3:
-            raise ValueError(f"an image has channels, height and width, unlike {self.shape}")
+            raise ValueError(f"the shape of an image is channels, height and width, not {self.shape}")
 
     @property
     def suffix(self) -> str:
-        """PNG files have grey, colour and alpha, but no other channels."""
+        """PNG files hold grey, colour and alpha, but no other channels."""
         return ".png" if self.shape[0] in (1, 3, 4) else ".npy"
 
     @property

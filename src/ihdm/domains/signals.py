@@ -21,15 +21,15 @@ MOST_RATE = 2**20  # samples a second
 ROUNDING = 1 / (2 * FULL_SCALE * math.sqrt(12))  # the standard deviation of rounding to 16 bits, in [0, 1]
 LOWEST_HEARD = 20.0  # Hz
 WIDTH, WAVE_HEIGHT, SPECTROGRAM_HEIGHT = 128, 32, 64  # of a picture, in pixels
-WINDOW = 256  # samples that a column of the spectrogram looks at, at most
-FAINTEST = -70.0  # dB that are still drawn; 0 is the loudest sine wave that there is
+WINDOW = 256  # most samples that a column of the spectrogram is computed from
+FAINTEST = -70.0  # power still drawn, in dB; 0 is the loudest possible sine wave
 
 
 @dataclass(frozen=True)
 class SignalDomain(Domain):
-    """Sounds (C, n) of a rate in Hz. Inside they are in [0, 1], with silence at 1/2; outside in [-1, 1].
+    """Sounds (C, n) of a rate in Hz. Internally they are in [0, 1], with silence at 1/2; in files, in [-1, 1].
 
-    peak: what the largest value of each, outside, was brought to, if it was.
+    peak: the value, as in files, that the peak of each sound was scaled to, if it was.
     """
 
     kind = "signals"
@@ -44,11 +44,11 @@ class SignalDomain(Domain):
 
     def __post_init__(self) -> None:
         if len(self.shape) != 2:
-            raise ValueError(f"a sound has channels and samples, unlike {self.shape}")
+            raise ValueError(f"the shape of a sound is channels and samples, not {self.shape}")
         if not isinstance(self.rate, int) or isinstance(self.rate, bool) or not 1 <= self.rate <= MOST_RATE:
-            raise ValueError(f"a rate is a whole number of samples a second from 1 to {MOST_RATE:,}, not {self.rate!r}")
+            raise ValueError(f"a rate must be a whole number, in Hz, from 1 to {MOST_RATE:,}, not {self.rate!r}")
         if self.peak is not None and not 0 < self.peak <= 1:
-            raise ValueError(f"a peak is above 0 and at most 1, not {self.peak!r}")
+            raise ValueError(f"a peak must be above 0 and at most 1, not {self.peak!r}")
 
     @property
     def words(self) -> str:
@@ -57,11 +57,11 @@ class SignalDomain(Domain):
 
     @property
     def longest(self) -> float:
-        """Half a wave of the lowest tone that is heard: what is slower than that may stay."""
+        """Half a wave of the lowest audible tone: what is slower may stay."""
         return min(super().longest, self.rate / LOWEST_HEARD / 2)
 
     def width_words(self, width: float) -> str:
-        """Where it halves the power, exp(-(2 pi f width / rate)^2) = 1/2."""
+        """The frequency f at which it halves the power, exp(-(2 pi f width / rate)^2) = 1/2."""
         return f"half the power at {self._half_power(width):,.0f} Hz" if width else ""
 
     def width_label(self, width: float) -> str:
@@ -108,12 +108,12 @@ class SignalDomain(Domain):
     @classmethod
     def restored(cls, shape: Shape, tree: Mapping[str, Any], state: Mapping[str, Tensor]) -> SignalDomain:
         if state or not {"rate"} <= set(tree) <= {"rate", "peak"}:
-            raise ValueError(f"sounds have a rate, and may have a peak; not {', '.join([*tree, *state]) or 'nothing'}")
+            raise ValueError(f"sounds have a rate, and may have a peak, not {', '.join([*tree, *state]) or 'nothing'}")
         return cls(shape, tree["rate"], tree.get("peak"))
 
 
 def _waveforms(x: Tensor) -> Tensor:
-    """From the least to the largest value of each column's samples, over all channels, dark on white."""
+    """The range of the values of each column's samples, over all channels, dark on white."""
     columns = (torch.arange(WIDTH + 1) * x.shape[-1]).div(WIDTH, rounding_mode="floor").tolist()
     spans = [x[..., first : max(last, first + 1)] for first, last in zip(columns, columns[1:])]
     low, high = (torch.stack([edge(s, (1, 2)) for s in spans], 1)[:, None] for edge in (torch.amin, torch.amax))
@@ -123,7 +123,7 @@ def _waveforms(x: Tensor) -> Tensor:
 
 
 def _spectrograms(x: Tensor) -> Tensor:
-    """Of the mean of all channels: power by time and frequency, the faint dark and the loud bright."""
+    """The power of the mean of all channels by time and frequency: faint is dark, loud is bright."""
     window = torch.hann_window(min(WINDOW, x.shape[-1])).double()
     hop = max(1, x.shape[-1] // WIDTH)
     padded = F.pad(x.mean(1), (len(window) // 2, len(window) // 2))

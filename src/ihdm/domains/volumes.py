@@ -18,18 +18,18 @@ from ihdm.domains.domain import Domain, Shape
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-VIEW = 64  # pixels of a picture's side
-SLICES = (0.2, 0.4, 0.6, 0.8)  # of the depth
-AZIMUTH, ELEVATION = 0.5, 0.4  # from where a volume is seen, in radians
-FARTHEST = 1.1  # half the side of what is seen, in units of half the volume's longest axis
-CLEAR, SOLID = 0.1, 0.6  # values up to which nothing is seen, and from which on nothing behind is
-LIGHT = (-0.55, -0.6, -0.58)  # where it comes from: depth, height, width
-COLOURS = {1: [(1, 1, 1)], 2: [(1, 0.5, 0.1), (0.15, 0.5, 1)], 3: [(1, 0, 0), (0, 1, 0), (0, 0, 1)]}  # of channels
+VIEW = 64  # of each side of a view, in pixels
+SLICES = (0.2, 0.4, 0.6, 0.8)  # where they are taken, as shares of the depth
+AZIMUTH, ELEVATION = 0.5, 0.4  # angles from which a volume is seen, in radians
+FARTHEST = 1.1  # half the side of the view, in units of half the volume's longest axis
+CLEAR, SOLID = 0.1, 0.6  # values up to which a voxel is invisible, and from which on it hides what is behind
+LIGHT = (-0.55, -0.6, -0.58)  # the direction it comes from: depth, height, width
+COLOURS = {1: [(1, 1, 1)], 2: [(1, 0.5, 0.1), (0.15, 0.5, 1)], 3: [(1, 0, 0), (0, 1, 0), (0, 0, 1)]}  # by channels
 
 
 @dataclass(frozen=True)
 class VolumeDomain(Domain):
-    """Volumes (C, D, H, W); outside their values go from `low` to `high`."""
+    """Volumes (C, D, H, W); in the units of the data, their values go from `low` to `high`."""
 
     kind = "volumes"
     noun = "volume"
@@ -42,9 +42,9 @@ class VolumeDomain(Domain):
 
     def __post_init__(self) -> None:
         if len(self.shape) != 4:
-            raise ValueError(f"a volume has channels, depth, height and width, unlike {self.shape}")
+            raise ValueError(f"the shape of a volume is channels, depth, height and width, not {self.shape}")
         if not 0 < self.high - self.low < math.inf:
-            raise ValueError(f"values go from a number to a larger one, not from {self.low} to {self.high}")
+            raise ValueError(f"values must go from a finite number to a larger one, not from {self.low} to {self.high}")
 
     @property
     def words(self) -> str:
@@ -53,7 +53,7 @@ class VolumeDomain(Domain):
         return f"{size} in {'one channel' if channels == 1 else f'{channels} channels'}{values}"
 
     def scaled(self, values: Tensor) -> Tensor:
-        """Values from outside in [0, 1]."""
+        """Values in the units of the data, scaled to [0, 1]."""
         return (values - self.low) / (self.high - self.low)
 
     def values(self, u: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class VolumeDomain(Domain):
         return cls(shape, *(float(tree[name]) for name in ("low", "high")))
 
     def pictures(self, u: Tensor) -> Tensor:
-        """Each seen from the outside, in light, beside four slices, of which large ones lack some voxels."""
+        """Each volume from outside, lit, beside four slices; the slices of large volumes skip some voxels."""
         u = u.float().clamp(0, 1)
         if not len(u):
             return u.new_zeros(0, 3, VIEW, 2 * VIEW)
@@ -85,7 +85,7 @@ class VolumeDomain(Domain):
 
 
 def _seen(u: Tensor) -> Tensor:
-    """One volume (C, D, H, W) from a little above and aside, (3, VIEW, VIEW): its values are how opaque it is."""
+    """One volume (C, D, H, W) seen a little from above and from the side, (3, VIEW, VIEW): its values are opacities."""
     grid = _turned(u.shape[1:]).to(u)
     field = F.grid_sample(u[None], grid, align_corners=False)[0]
     opaque = ((field[: len(COLOURS)] - CLEAR) / (SOLID - CLEAR)).clamp(0, 1)

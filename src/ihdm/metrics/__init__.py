@@ -1,1 +1,1 @@
-"""What images are compared by: Inception features (FID, KID), nearest neighbours, power spectra."""
+"""Comparing images: Inception features (FID, KID), nearest neighbours, power spectra."""

@@ -17,8 +17,8 @@ from ihdm.errors import IhdmError
 from ihdm.noise import Purpose, mix_seed
 
 KID_SUBSETS, KID_SUBSET = 100, 1000  # the usual choice
-KID_LEAST = 2 * KID_SUBSET  # images on either side from which on subsets differ enough to tell the deviation
-KEPT = ("features", "total", "outer")  # of a reference
+KID_LEAST = 2 * KID_SUBSET  # images needed on either side before subsets differ enough to give a deviation
+KEPT = ("features", "total", "outer")  # what a file of a reference holds
 BLOCK = 4096  # features whose products are summed at a time
 
 
@@ -46,7 +46,7 @@ class Reference:
         return mean, (outer - count * mean.outer(mean)) / (count - 1)
 
     def root(self, device: torch.device) -> Tensor:
-        """Of the covariance; found once, as it takes about as long as all else of a distance."""
+        """The square root of the covariance, computed once: it takes about as long as the rest of a distance."""
         if device not in self._roots:
             values, vectors = torch.linalg.eigh(self.moments(device)[1])
             self._roots[device] = vectors * values.clamp(min=0).sqrt() @ vectors.T
@@ -57,14 +57,14 @@ class Reference:
 
 
 def frechet_distance(samples: Tensor, reference: Reference, device: torch.device | None = None) -> float:
-    """FID, if features are Inception's: between Gaussians with the means and covariances of samples and reference.
+    """The distance between Gaussians with the means and covariances of both; for Inception features this is FID.
 
     |m - n|^2 + tr(S + R - 2 (S R)^(1/2)), where the trace of the root is that of (R^(1/2) S R^(1/2))^(1/2): the
-    eigenvalues of this symmetric matrix are real, and found many times faster on a GPU than those of S R.
+    eigenvalues of this symmetric matrix are real, and a GPU finds them many times faster than those of S R.
     """
     device = device or samples.device
     if len(samples) < 2 or not bool(samples.isfinite().all()):
-        raise IhdmError(f"a Fréchet distance needs two samples or more, all features finite; there are {len(samples)}")
+        raise IhdmError(f"a Fréchet distance needs two samples or more, with finite features; there are {len(samples)}")
     mean, covariance = Reference.from_features(samples, device).moments(device)
     other_mean, other = reference.moments(device)
     root = reference.root(device)
@@ -76,9 +76,9 @@ def frechet_distance(samples: Tensor, reference: Reference, device: torch.device
 def kernel_distance(
     samples: Tensor, reference: Reference, seed: int, device: torch.device | None = None
 ) -> tuple[float, float | None]:
-    """KID: the squared distance of kernel means, unbiased, of random subsets; its mean and deviation over those.
+    """KID: mean and deviation, over random subsets, of an unbiased estimate of the squared distance of kernel means.
 
-    From few images the subsets are nearly the same, and their deviation, which says nothing then, is None.
+    With few images the subsets are nearly the same; their deviation would say nothing, and is None.
     """
     generator = torch.Generator().manual_seed(mix_seed(seed, Purpose.KID))
     size = min(KID_SUBSET, len(samples), len(reference))
@@ -101,7 +101,7 @@ def _kernel(x: Tensor, y: Tensor) -> Tensor:
 
 
 def write_reference(path: Path, key: Mapping[str, str], reference: Reference) -> None:
-    """Write beside, then rename: a file of that name is complete."""
+    """Write under another name, then rename: a file of this name is always complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
     save_file({name: getattr(reference, name).cpu().contiguous() for name in KEPT}, unfinished, dict(key))

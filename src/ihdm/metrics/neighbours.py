@@ -13,12 +13,12 @@ from ihdm.pixels import to_unit
 from ihdm.progress import progress_bar
 
 CPU = torch.device("cpu")
-BLOCK = 2**23  # distances that are held at a time
-SPARE = 8  # neighbours more than asked for, so that rounding in the search does not decide
+BLOCK = 2**23  # distances that are held in memory at a time
+SPARE = 8  # more neighbours than asked for, so that rounding in the search does not decide
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
-BEYOND = 5  # values beyond a quantile from which on it is told: its level is then right to within about half of itself
-CLOSEST = 0.01  # the share of held-out images that samples should not be closer than
-SHARE_LEAST = 100  # samples of which a share is told: one of them is one percent
+BEYOND = 5  # values needed beyond a quantile to give it: its level is then right to within about half of itself
+CLOSEST = 0.01  # the share of held-out images, the closest ones, that samples are compared with
+SHARE_LEAST = 100  # samples needed to give a share: one of them is then one percent
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Neighbours:
 class Memorisation:
     """How far samples are from their nearest training images, in units of what is usual for images held out.
 
-    score: the median distance of samples over that of held-out images; 1 is as for new images, 0 for copies. There
-    is none if most held-out images are themselves copies of training images.
+    score: the median distance of samples divided by that of held-out images: 1 for new images, 0 for copies. There is
+    none if most held-out images are themselves copies of training images.
     closer: the share of samples that are no farther than the nearest one percent of the held-out images.
     samples, held_out: quantiles of both distances, in the same unit.
-    missing: why there is no score, or no share of closer samples. What too few images say is None.
+    missing: why there is no score, or no share of closer samples. Figures that need more images are None.
     """
 
     score: float | None
@@ -46,7 +46,7 @@ class Memorisation:
     held_out: dict[float, float | None]
     missing: dict[str, str] = field(default_factory=dict)
 
-    noun: str = "image"  # what one of them is called
+    noun: str = "image"  # what one item is called
 
     def __str__(self) -> str:
         if self.score is None:
@@ -58,15 +58,15 @@ class Memorisation:
 
 
 def least(quantile: float) -> int:
-    """How many values tell a quantile: 500 the first percent, 10 the median."""
+    """How many values a quantile needs: 500 for the first percent, 10 for the median."""
     return math.ceil(round(BEYOND / min(quantile, 1 - quantile), 6))
 
 
 def nearest(queries: Tensor, bank: Images, count: int, device: torch.device, doing: str = "") -> Neighbours:
-    """The `count` images of the bank (N, ...) nearest to each query (n, ...), which go through the device in blocks.
+    """The `count` images of the bank (N, ...) nearest to each query (n, ...); the device sees the bank in blocks.
 
-    Images in uint8 are compared in [0, 1]. Candidates are found by products in float32; their distances, and the
-    order of those, are then computed from the differences.
+    uint8 images are compared in [0, 1]. Candidates are found by products in float32; their distances and order are
+    then computed from differences, in float64.
     """
     asked = min(count + SPARE, len(bank))
     points = _flat(queries, device)
@@ -75,7 +75,7 @@ def nearest(queries: Tensor, bank: Images, count: int, device: torch.device, doi
     firsts = progress_bar(range(0, len(bank), size), desc=doing, unit="block", delay=2, disable=not doing)
     for first in firsts:
         block = _flat(bank[first : first + size], device)
-        squared = block.square().sum(1) - 2 * points @ block.T  # less that of the query, which is the same for all
+        squared = block.square().sum(1) - 2 * points @ block.T  # without the query's square, the same for all
         numbers = torch.arange(first, first + len(block), device=device).expand_as(squared)
         best, order = torch.cat([best, squared], 1).topk(min(asked, best.shape[1] + len(block)), largest=False)
         index = torch.cat([index, numbers], 1).gather(1, order)
@@ -91,11 +91,11 @@ def nearest(queries: Tensor, bank: Images, count: int, device: torch.device, doi
 
 
 def memorisation(samples: Tensor, held_out: Tensor, noun: str = "image") -> Memorisation:
-    """From the distances of samples and of held-out images, or other data, to their nearest ones in training."""
+    """From the distances of samples and of held-out images, or other data, to their nearest training images."""
     missing = {"score": _too_few(samples, held_out, least(0.5), least(0.5), noun)}
     missing["closer"] = _too_few(samples, held_out, SHARE_LEAST, least(CLOSEST), noun)
     if missing["score"] or held_out.double().quantile(0.5) == 0:
-        why = missing["score"] or f"no figure, as held-out {noun}s are copies of training {noun}s"
+        why = missing["score"] or f"no figure, as most held-out {noun}s are copies of training {noun}s"
         return Memorisation(None, None, {}, {}, {"score": why, "closer": why}, noun)
     usual = held_out.double().quantile(0.5)
     ours, theirs = samples.double() / usual, held_out.double() / usual
@@ -111,7 +111,7 @@ def memorisation(samples: Tensor, held_out: Tensor, noun: str = "image") -> Memo
 
 
 def _too_few(samples: Tensor, held_out: Tensor, of_samples: int, of_held_out: int, noun: str) -> str:
-    """Which of the two are too few to tell, in words, or nothing."""
+    """Says which of the two are too few; empty if neither is."""
     for name, values, needed in ((f"held-out {noun}s", held_out, of_held_out), ("samples", samples, of_samples)):
         if len(values) < needed:
             return f"too few {name} to tell ({len(values)}; at least {needed} are needed)"

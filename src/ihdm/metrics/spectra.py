@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ihdm.basis import Laplacian
 
-ROUNDING = 1 / (12 * 255**2)  # the power of what rounding to 8 bits adds to each coefficient
+ROUNDING = 1 / (12 * 255**2)  # the power that rounding to 8 bits adds to each coefficient
 
 
 class Rings:
@@ -45,7 +45,7 @@ class Rings:
 
 
 def log_spectral_distance(power: Tensor, other: Tensor) -> float:
-    """Root mean square difference of two power spectra in decibels, over all rings but the mean colour.
+    """Root mean square difference of two power spectra, in decibels, over all rings but the mean colour.
 
     Power below that of rounding to 8 bits counts as that.
     """
