@@ -293,7 +293,8 @@ def test_what_is_unlikely_to_be_meant_is_said(model, weaker, tmp_path, capsys, m
     weaker.save_pretrained("weak")
     main(["guide", "weak", "strong"])
     warnings = capsys.readouterr().err
-    assert "strong is not the weaker one: 42,065 parameters and 0 steps, beside 4,581 and 0" in warnings
+    expected = "strong is not the weaker one: it has 42,065 parameters and 0 steps, the model to be guided 4,581 and 0"
+    assert expected in warnings
     assert "strong was trained on blobs, not on others" in warnings
 
 

@@ -584,7 +584,7 @@ def test_a_model_folder_names_its_labels(model, tmp_path, capsys):
         with pytest.raises(IhdmError, match="is not the config of a model"):
             Model.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(tree | {"labels": {"left": 1, "right": 1}}))
-    with pytest.raises(IhdmError, match=r"embed_label\.weight .* not of shape \(3, 32\)"):
+    with pytest.raises(IhdmError, match=r"embed_label\.weight .* not floats of shape \(3, 32\)"):
         Model.from_pretrained(tmp_path)
 
 
