@@ -81,7 +81,7 @@ def test_the_folder_says_where_it_comes_from(images, tmp_path, capsys):
     assert (model.config.steps, model.config.origin, model.config.data) == (1234, "authors.pth", "images.npy")
     assert len(model.process.prior) == 19 and model.sample(2).shape == (2, 1, 8, 8)
     card = (tmp_path / "model" / "README.md").read_text()
-    assert "converted by ihdm" in card and "`authors.pth`" in card and "`images.npy`" in card
+    assert "Converted by ihdm" in card and "`authors.pth`" in card and "`images.npy`" in card
     main(["info", str(tmp_path / "model")])
     assert "1,234 steps with the authors' code; converted from authors.pth" in capsys.readouterr().out
 
@@ -257,7 +257,7 @@ def huge_shape(axes: int) -> bytes:
         (b"\x80\x02]q\x00.", "no checkpoint of the authors' code"),
         (
             b"\x80\x02}(X\x05\x00\x00\x00modelX\x01\x00\x00\x00au.",
-            "no checkpoint of the authors' code.*; it has 'model'",
+            "no checkpoint of the authors' code.*; this file has 'model'",
         ),
         (b"\x80\x02}q\x00", "cannot be read"),  # no end
         (b"\x80\x02.", "cannot be read"),  # nothing made

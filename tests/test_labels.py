@@ -604,7 +604,7 @@ def test_info_counts_the_parameters_of_labels_where_it_knows_how_many(capsys, tm
     monkeypatch.delenv("IHDM_DATA", raising=False)
     monkeypatch.setattr("ihdm.data.open_source", None)  # nothing is downloaded to find out
     main(["info", "mnist", "--set", "data.labels=true"])
-    assert "parameters for each come on top" in capsys.readouterr().out
+    assert "each label adds parameters" in capsys.readouterr().out
 
 
 def test_labels_are_named_few_of_many():

@@ -53,7 +53,7 @@ def check_run(run: Path, config: Config, option: str = "--run") -> None:
     _check_writable(run, option)
     if not path.exists():
         if run.exists() and not {file.name for file in run.iterdir()} <= BARELY_BEGUN:
-            raise UsageError(f"{run} holds other files and is no run folder; give another folder with {option}")
+            raise UsageError(f"{run} is not empty, but it is not a run folder; give another folder with {option}")
         return
     changed = differences(config_from_toml(read_text(path), str(path)), config)
     fixed = {name: pair for name, pair in changed.items() if name not in FREE and not name.startswith("sampling.")}

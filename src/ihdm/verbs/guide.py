@@ -35,8 +35,8 @@ def guide(
     """
     if not expanded(model).is_dir():
         raise UsageError(
-            f"there is no folder {model}; give a model or run folder of your own to add the network to, such as a copy "
-            f"of a model that comes with ihdm"
+            f"there is no folder {model}; give a model folder of your own to add the network to, such as a copy of one "
+            f"that comes with ihdm"
         )
     from ihdm.model import Model
     from ihdm.model_folder import locate
