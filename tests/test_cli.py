@@ -582,7 +582,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
     process.send_signal(signal.SIGINT)
     output, error = process.communicate(timeout=60)
     assert process.returncode == 0, error
-    assert "all saved" in output and "Traceback" not in error
+    assert "everything saved" in output and "Traceback" not in error
     step = max(json.loads(line)["step"] for line in log.read_text().splitlines())
     done = subprocess.run([*words, "--set", f"trainer.steps={step + 2}"], capture_output=True, text=True)
     assert f"continuing from step {step:,}" in done.stdout, done.stderr

@@ -81,7 +81,7 @@ def test_the_folder_says_where_it_comes_from(images, tmp_path, capsys):
     assert (model.config.steps, model.config.origin, model.config.data) == (1234, "authors.pth", "images.npy")
     assert len(model.process.prior) == 19 and model.sample(2).shape == (2, 1, 8, 8)
     card = (tmp_path / "model" / "README.md").read_text()
-    assert "converted by ihdm" in card and "`authors.pth`" in card and "`images.npy`" in card
+    assert "Converted by ihdm" in card and "`authors.pth`" in card and "`images.npy`" in card
     main(["info", str(tmp_path / "model")])
     assert "1,234 steps with the authors' code; converted from authors.pth" in capsys.readouterr().out
 
@@ -119,14 +119,14 @@ def test_wrong_words_are_refused_before_work_starts(images, tmp_path, capsys, mo
     plain = good[: -len(SETTINGS)]
     refused(["convert", str(CHECKPOINT), str(out), "--preset", "mnst"], 2, "did you mean 'mnist'?", capsys)
     refused([*good, "process.skip=linear"], 2, "process.skip=identity", capsys)
-    refused([*plain, "network.kind=graph"], 2, "U-Nets for images, not of network.kind=graph", capsys)
-    refused([*plain, "data.kind=signals", "data.size=64"], 2, "not of network.kind=unet for signals", capsys)
+    refused([*plain, "network.kind=graph"], 2, "U-Nets for images, not network.kind=graph", capsys)
+    refused([*plain, "data.kind=signals", "data.size=64"], 2, "not network.kind=unet for signals", capsys)
     refused([*good, "network.channels=48"], 2, "cannot be divided into network.groups=32", capsys)
     refused(words(CHECKPOINT, tmp_path, images), 2, "give the name of a new folder", capsys)
     refused(words(tmp_path / "no.pth", out, images), 1, "there is no file", capsys)
     refused(words(tmp_path, out, images), 1, "is a folder", capsys)
     missing = words(CHECKPOINT, out, str(tmp_path / "no.zip"))
-    refused(missing, 1, "a model's prior is made of its training images (--data SOURCE), and there is no", capsys)
+    refused(missing, 1, "the prior is made from the training images (--data SOURCE), but there is no", capsys)
     assert not out.exists()
 
 
@@ -257,7 +257,7 @@ def huge_shape(axes: int) -> bytes:
         (b"\x80\x02]q\x00.", "no checkpoint of the authors' code"),
         (
             b"\x80\x02}(X\x05\x00\x00\x00modelX\x01\x00\x00\x00au.",
-            "no checkpoint of the authors' code.*; it has 'model'",
+            "no checkpoint of the authors' code.*; this file has 'model'",
         ),
         (b"\x80\x02}q\x00", "cannot be read"),  # no end
         (b"\x80\x02.", "cannot be read"),  # nothing made
@@ -341,14 +341,14 @@ def test_checkpoints_whose_parts_do_not_agree_are_refused(tmp_path):
         read_checkpoint(changed(path, lambda tree: tree["ema"]["shadow_params"].reverse()))
     with pytest.raises(IhdmError, match="something else"):
         read_checkpoint(changed(path, lambda tree: tree.update(step="many")))
-    with pytest.raises(IhdmError, match="it has 'optimizer', 'model', 'step'"):
+    with pytest.raises(IhdmError, match="this file has 'optimizer', 'model', 'step'"):
         read_checkpoint(changed(path, lambda tree: tree.pop("ema")))
     without_prefix = changed(
         path, lambda tree: tree.update(model={k.removeprefix("module."): v for k, v in tree["model"].items()})
     )
     assert read_checkpoint(without_prefix).shapes == read_checkpoint(CHECKPOINT).shapes
     spoilt = read_checkpoint(changed(path, lambda tree: tree["ema"]["shadow_params"][3].fill_(float("nan"))))
-    with pytest.raises(IhdmError, match="not numbers"):
+    with pytest.raises(IhdmError, match="not finite"):
         convert(spoilt, fitting(config, spoilt), ImageSet("x", torch.zeros(2, 1, 8, 8).byte(), torch.empty(0)))
 
 

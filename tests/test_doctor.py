@@ -152,7 +152,7 @@ def test_folders_that_are_not_there_or_may_not_be_read_are_named(monkeypatch, tm
     assert found["cache"]["size"] == "not there yet" and "none" in found["cache"]["home"]
     (tmp_path / "cache").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "cache")
-    assert rows()["cache"]["access"] == "some of it may not be read or written"
+    assert rows()["cache"]["access"] == "some of it cannot be read or written"
     monkeypatch.delenv("IHDM_CACHE")
     assert "ihdm-" in rows()["cache"]["$IHDM_CACHE"]
 

@@ -135,7 +135,7 @@ def test_a_label_is_told_to_both(tiny_config, labelled):
         torch.testing.assert_close(last(guided.path(start, noise, labels=label, guidance=0)), alone)
         assert not last(guided.path(start, noise, labels=label)).allclose(alone, atol=1e-3)
     assert not alone.allclose(last(weaker.path(start, noise, labels="left")), atol=1e-3)
-    with pytest.raises(UsageError, match="same labels, and this one knows none"):
+    with pytest.raises(UsageError, match="same labels, but it knows none"):
         model.guided_by(random_model(tiny_config, replace(labelled, labels=None, train_labels=None), 1), 2.0)
 
 
@@ -293,7 +293,8 @@ def test_what_is_unlikely_to_be_meant_is_said(model, weaker, tmp_path, capsys, m
     weaker.save_pretrained("weak")
     main(["guide", "weak", "strong"])
     warnings = capsys.readouterr().err
-    assert "strong is not the weaker one: 42,065 parameters and 0 steps, beside 4,581 and 0" in warnings
+    expected = "strong is not the weaker one: it has 42,065 parameters and 0 steps, the model to be guided 4,581 and 0"
+    assert expected in warnings
     assert "strong was trained on blobs, not on others" in warnings
 
 

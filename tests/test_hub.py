@@ -86,7 +86,7 @@ def test_who_is_not_logged_in_is_told_so_before_any_work(model, monkeypatch, cap
 
 
 def test_a_revision_is_of_the_hub_alone(model, monkeypatch):
-    with pytest.raises(UsageError, match="a revision is one of a model on the hub, and model is model"):
+    with pytest.raises(UsageError, match="only a model on the hub has revisions, and model is the folder model"):
         Model.from_pretrained("model", revision="v2")
     asked = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **how: asked.append((name, how)) or "model")

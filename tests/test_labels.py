@@ -584,7 +584,7 @@ def test_a_model_folder_names_its_labels(model, tmp_path, capsys):
         with pytest.raises(IhdmError, match="is not the config of a model"):
             Model.from_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(tree | {"labels": {"left": 1, "right": 1}}))
-    with pytest.raises(IhdmError, match=r"embed_label\.weight .* not of shape \(3, 32\)"):
+    with pytest.raises(IhdmError, match=r"embed_label\.weight .* not floats of shape \(3, 32\)"):
         Model.from_pretrained(tmp_path)
 
 
@@ -604,7 +604,7 @@ def test_info_counts_the_parameters_of_labels_where_it_knows_how_many(capsys, tm
     monkeypatch.delenv("IHDM_DATA", raising=False)
     monkeypatch.setattr("ihdm.data.open_source", None)  # nothing is downloaded to find out
     main(["info", "mnist", "--set", "data.labels=true"])
-    assert "parameters for each come on top" in capsys.readouterr().out
+    assert "each label adds parameters" in capsys.readouterr().out
 
 
 def test_labels_are_named_few_of_many():

@@ -90,7 +90,7 @@ def test_a_missing_or_damaged_piece_is_named(damage, run, tmp_path):
     else:
         second.write_bytes(third.read_bytes())
     word = "missing" if damage == "missing" else "damaged"
-    with pytest.raises(IhdmError, match=rf"is not whole: 0002\.piece is {word}; copy them again"):
+    with pytest.raises(IhdmError, match=rf"is incomplete or damaged: 0002\.piece is {word}; copy them again"):
         packing.unpack(tmp_path / "pack", tmp_path / "moved")
     assert not (tmp_path / "moved").exists()
 
@@ -126,7 +126,7 @@ def test_wrong_words_are_refused_before_work_starts(run, tmp_path, capsys):
         (["pack", str(run), str(run)], "exists; give the name of a new folder"),
         (["pack", str(run), "out", "--piece", "3"], "at least 1000 bytes"),
         (["pack", str(run), "out", "--piece", "many"], "a size such as 15MB"),
-        (["unpack", str(run), str(tmp_path / "new")], "is no pack of a run"),
+        (["unpack", str(run), str(tmp_path / "new")], "is not a packed run"),
         (["unpack", "nowhere", str(run)], "exists; give the name of a new folder"),
     ):
         with pytest.raises(SystemExit):
@@ -134,7 +134,7 @@ def test_wrong_words_are_refused_before_work_starts(run, tmp_path, capsys):
         assert message in capsys.readouterr().err
     newest = checkpoint.saved(run / "checkpoints")[-1]
     (newest / "network.safetensors").write_bytes(b"")
-    with pytest.raises(IhdmError, match=r"network\.safetensors is not as it was written"):
+    with pytest.raises(IhdmError, match=r"network\.safetensors has changed since it was written"):
         packing.pack(run, tmp_path / "pack", 5000)
     shutil.rmtree(newest.parent)
     with pytest.raises(IhdmError, match="there is no checkpoint"):

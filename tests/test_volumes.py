@@ -350,7 +350,7 @@ def test_torch_takes_volumes_and_what_shows_images_does_not(tmp_path, capsys):
             monkey.setattr("ihdm.verbs.export._check_packages", lambda _: None)
         with pytest.raises(SystemExit, match="2"):
             main(["export", str(tmp_path / "model"), str(tmp_path / "out"), "--format", format])
-        assert f"{format} shows images, and" in capsys.readouterr().err and not (tmp_path / "out").exists()
+        assert f"{format} shows images, but" in capsys.readouterr().err and not (tmp_path / "out").exists()
     monkey.undo()
     main(["export", str(tmp_path / "model"), str(tmp_path / "out"), "--format", "torch"])
     said = capsys.readouterr().out

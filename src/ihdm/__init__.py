@@ -1,6 +1,6 @@
 """Generative modelling with inverse heat dissipation (Rissanen, Heinonen, Solin, ICLR 2023).
 
-The public names, imported when first used, so that the command line answers at once.
+Public names are imported when they are first used, so that the command line answers at once.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The state of a training run on the disk: tensors and JSON only, sizes and checksums in a manifest."""
+"""The state of a training run on the disk: only tensors and JSON, with sizes and checksums in a manifest."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ihdm.errors import IhdmError
 from ihdm.optimisation import Adam
 from ihdm.sharding import divided_like, whole
 
-MANIFEST = "manifest.json"  # step, images, and size and checksum of every other file
-DAMAGED = OSError, ValueError, KeyError, TypeError, AttributeError  # what reading something damaged may raise
+MANIFEST = "manifest.json"  # the step, the images' fingerprint etc., and the size and checksum of every other file
+DAMAGED = OSError, ValueError, KeyError, TypeError, AttributeError  # what reading a damaged file may raise
 NETWORK, AVERAGE, OPTIMIZER = "network.safetensors", "average.safetensors", "optimizer.safetensors"
 FILES = MANIFEST, NETWORK, AVERAGE, OPTIMIZER
 
@@ -36,9 +36,9 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of the state in the host's memory, written while training goes on; divided weights are put together.
+    """A copy of the state in the host's memory, written while training continues; divided weights are joined in it.
 
-    data: the images' fingerprint; processes: how many took the steps; places: where a stream of images stands.
+    data: the images' fingerprint; processes: how many took the steps; places: how far a stream of images was read.
     """
 
     step: int
@@ -62,7 +62,7 @@ class Snapshot:
 def save(root: Path, snapshot: Snapshot, keep: int, keep_every: int = 0) -> Path:
     """Write step-N under `root`, then delete all but the last `keep` and those of every `keep_every` steps.
 
-    One with files of somebody else's in it is kept too, as is one that a link stands for.
+    Checkpoints that are links, or that other files were put into, are kept too.
     """
     path = root / f"step-{snapshot.step:08d}"
     with replaced_folder(path) as folder:
@@ -72,7 +72,7 @@ def save(root: Path, snapshot: Snapshot, keep: int, keep_every: int = 0) -> Path
         manifest = {name: getattr(snapshot, name) for name in ("step", "data", "processes", "places")}
         manifest["files"] = files
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    past = [old for old in saved(root) if _step(old) <= snapshot.step]  # a later one, damaged, is for the user to judge
+    past = [old for old in saved(root) if _step(old) <= snapshot.step]  # later ones are damaged, and left to the user
     for old in past[:-keep]:
         ours = not old.is_symlink() and {path.name for path in old.iterdir()} <= set(FILES)
         if ours and (not keep_every or _step(old) % keep_every):
@@ -86,13 +86,13 @@ def saved(root: Path) -> list[Path]:
 
 
 def resume(root: Path, state: TrainingState) -> dict[str, Any] | None:
-    """Read the newest checkpoint that is undamaged, if there is one; name those that are skipped."""
+    """Read the newest undamaged checkpoint, if there is one, and warn about those that are skipped."""
     damaged = []
     for path in reversed(saved(root)):
         try:
             return load(path, state)
         except IhdmError as error:
-            print(f"warning: {error}; going on from the one before", file=sys.stderr)
+            print(f"warning: {error}; trying the one before it", file=sys.stderr)
             damaged.append(path.name)
     if damaged:
         raise IhdmError(f"no checkpoint in {root} can be read ({', '.join(damaged)}); delete them to start anew")
@@ -100,7 +100,7 @@ def resume(root: Path, state: TrainingState) -> dict[str, Any] | None:
 
 
 def load(path: Path, state: TrainingState) -> dict[str, Any]:
-    """Read a checkpoint into a state of the same shape; return what else its manifest tells."""
+    """Read a checkpoint into a state of the same shape; return the step, data, processes and places of its manifest."""
     try:
         manifest = _checked_manifest(path)
         kinds = {"step": int, "data": str, "processes": int}
@@ -128,23 +128,23 @@ def newest(root: Path) -> Path:
 
 
 def _checked_manifest(path: Path) -> dict[str, Any]:
-    """What a manifest says, once the files are found to be as it says."""
+    """The contents of a manifest, once the files are found to agree with it."""
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     for name in (NETWORK, AVERAGE, OPTIMIZER):
         if seal(path / name) != manifest["files"][name]:
-            raise ValueError(f"{name} is not as it was written")
+            raise ValueError(f"{name} has changed since it was written")
     if manifest["step"] != _step(path):
-        raise ValueError(f"its {MANIFEST} is of step {manifest['step']}")
+        raise ValueError(f"its {MANIFEST} belongs to step {manifest['step']}")
     return dict(manifest)
 
 
 def _checked_places(found: Any) -> list[list[int]] | None:
-    """Rows of as many numbers each, or None."""
+    """Rows of equally many numbers, or None."""
     if found is None:
         return None
     numbers = [number for row in found for number in row]
     if len({len(row) for row in found}) != 1 or not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
-        raise ValueError(f"its {MANIFEST} does not tell places in a stream")
+        raise ValueError(f"its {MANIFEST} holds no valid places in a stream")
     return found
 
 
@@ -158,7 +158,7 @@ def _flat(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """On the host, in memory of its own, in the usual order."""
+    """A contiguous copy on the host."""
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(whole(tensor.detach()))
 
 
@@ -168,15 +168,15 @@ def _load(module: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def _load_optimizer(optimizer: Adam, tensors: dict[str, Tensor]) -> None:
-    """Into the places that they have."""
+    """Copy the tensors into those that the optimiser already has."""
     now = optimizer.tensors()
     if not set(tensors) <= set(now):
-        raise ValueError(f"{OPTIMIZER} is not of this network")
+        raise ValueError(f"{OPTIMIZER} belongs to another network")
     for name, tensor in now.items():
         if name in tensors and tensor.shape != tensors[name].shape:
-            raise ValueError(f"{name} in {OPTIMIZER} has the shape {tuple(tensors[name].shape)}")
+            raise ValueError(f"{name} in {OPTIMIZER} has the wrong shape, {tuple(tensors[name].shape)}")
     for name, tensor in now.items():
         if name in tensors:
             tensor.copy_(divided_like(tensors[name], tensor))
-        elif not name.endswith(".step"):  # of a weight without a gradient, of which torch's Adam kept nothing
+        elif not name.endswith(".step"):  # of a weight without a gradient, for which torch's Adam kept nothing
             tensor.zero_()

@@ -32,13 +32,13 @@ from ihdm.verbs.study import study
 from ihdm.verbs.train import train
 
 LESS_MEMORY = (
-    "less is needed with a larger trainer.accumulate or engine.checkpoint=true in training, a smaller --batch-size in "
-    "sampling, smaller images or networks in both; ihdm info says how much"
+    "to need less, raise trainer.accumulate or set engine.checkpoint=true in training, lower --batch-size in sampling, "
+    "or use smaller images or networks; ihdm info says how much is needed"
 )
 
-AS_TYPED = (tyro.conf.FlagCreatePairsOff,)  # --open, without --no-open beside it
+AS_TYPED = (tyro.conf.FlagCreatePairsOff,)  # offer --open without a --no-open
 COMPLETION = "--tyro-print-completion"
-FILES_TOO = {  # in tyro's scripts, which complete names of files only after an option
+FILES_TOO = {  # changes to tyro's scripts, which complete file names only after an option
     "bash": (
         "complete -F _tyro_ihdm ihdm",
         "_ihdm() { _tyro_ihdm; [[ ${COMPREPLY[*]} ]] || COMPREPLY=(); }\ncomplete -o default -F _ihdm ihdm",
@@ -65,13 +65,13 @@ VERBS: dict[str, Callable[..., None]] = {
     "export": export,
     "demo": demo,
 }
-RARER = ("calibrate", "guide", "settings", "doctor", "pack", "unpack", "convert", "export", "push")  # named in a line
+RARER = ("calibrate", "guide", "settings", "doctor", "pack", "unpack", "convert", "export", "push")  # only named
 
 
 def main(words: list[str] | None = None) -> None:
-    """Run the verb that the words name; print errors without a traceback."""
+    """Run the verb that was typed; print errors without a traceback."""
     words = sys.argv[1:] if words is None else words
-    for stream in (sys.stdout, sys.stderr):  # which may not know the letters of a file's name
+    for stream in (sys.stdout, sys.stderr):  # whose encoding may lack letters of a file's name
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -104,13 +104,13 @@ def main(words: list[str] | None = None) -> None:
 
 
 def _completion(shell: str) -> str:
-    """The script by which a shell completes what is typed after ihdm."""
+    """The script that lets a shell complete what is typed after ihdm."""
     if shell not in FILES_TOO:
         raise UsageError(f"{COMPLETION} takes the name of a shell, {' or '.join(FILES_TOO)}")
     with contextlib.redirect_stdout(io.StringIO()) as script, contextlib.suppress(SystemExit):
         tyro.extras.subcommand_cli_from_dict(VERBS, prog="ihdm", args=[COMPLETION, shell], config=AS_TYPED)
     lines = script.getvalue().replace(*FILES_TOO[shell]).splitlines()
-    # In tyro's table of options, help of several lines would be taken for several completions.
+    # The script would take each line of a help text in tyro's table of options for a completion of its own.
     return "\n".join(line.replace("\\n", " ") if line.startswith("COMPLETION_SPEC") else line for line in lines)
 
 
@@ -131,4 +131,4 @@ usage: ihdm COMMAND ...      (more: ihdm COMMAND --help)
 
 {wrapped("included models", shipped())}
 {wrapped("presets to train", presets())}
-ihdm info describes each, ihdm settings what --set can change."""
+ihdm info describes each; ihdm settings lists what --set can change."""

@@ -1,6 +1,6 @@
-"""The settings of a training run, and presets, which list only what differs.
+"""The settings of a training run, and presets, which list only what differs from the defaults.
 
-A setting's name is its place, such as `process.K`.
+A setting's full name starts with its group, as in `process.K`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "float32", "bf16"]
 
 
-AXES = {"images": 2, "signals": 1, "volumes": 3, "graphs": 1}  # of each kind of data
+AXES = {"images": 2, "signals": 1, "volumes": 3, "graphs": 1}  # the number of axes of each kind of data
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,16 @@ class DataConfig:
         if self.range is not None and not self._has_ranges(self.range):
             given = ",".join(f"{number:g}" for number in self.range)
             raise UsageError(
-                f"data.range is two numbers, a smaller and a larger one, of volumes, or of each channel on graphs: "
-                f"not {given} of {self.kind}"
+                f"data.range is two numbers, the smaller first, for volumes, or two for each channel on graphs, "
+                f"not {given} for {self.kind}"
             )
         for name in ("rate", "peak"):
             if self.kind != "signals" and getattr(self, name) is not None:
                 raise UsageError(f"data.{name} is for signals, not for {self.kind}")
         if self.labels and self.stream:
             raise UsageError(
-                "data.labels=true needs to know all labels at the start, which a stream does not tell; instead of "
-                "data.stream=true take data.memory=no, which leaves the images on the disk"
+                "data.labels=true needs all labels at the start, which a stream does not tell; use data.memory=no "
+                "instead of data.stream=true, so that the images stay on the disk"
             )
 
     def _has_ranges(self, ends: tuple[float, ...]) -> bool:
@@ -158,7 +158,7 @@ def _default(registry: Registry, name: str, part: str = "Settings") -> Any:
 class Config:
     """Everything that defines a training run.
 
-    The settings of process, sampling and network are those of the process and the network that were chosen.
+    Which settings process, sampling and network hold depends on the process and the network that were chosen.
     """
 
     process: Any = _default(PROCESSES, "heat")
@@ -173,8 +173,8 @@ class Config:
         kind.check(self.process, self.sampling)
         if getattr(self.network, "pyramid", ()) and not kind.predicts_alone(self.process):
             raise UsageError(
-                "network.pyramid leaves high frequencies of coarse levels to linear prediction, which the process does "
-                "not make as it is set; take process.skip=linear, if it has that, or network.pyramid=none"
+                "network.pyramid leaves high frequencies of coarse levels to linear prediction, which this process "
+                "does not do with these settings; use process.skip=linear, if it has that, or network.pyramid=none"
             )
 
     def with_settings(self, settings: Iterable[str]) -> Config:
@@ -193,8 +193,8 @@ class Config:
     def with_tree(self, tree: Mapping[str, Any]) -> Config:
         """A copy with values from a nested mapping, section by section; what is not mentioned stays as it is.
 
-        Another process or network keeps what was changed of the earlier one's settings, if it has them too; sampling
-        starts afresh.
+        If another process or network is chosen, it takes over those of the earlier one's settings that were changed
+        from their defaults and that it has too. Another process starts with its own defaults for sampling.
         """
         sections: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         for name, values in tree.items():
@@ -224,19 +224,19 @@ class Config:
 
 
 def _check_place(section: str, values: Mapping[str, Any], sections: dict[str, Any]) -> None:
-    """Refuse a setting of sampling that stands with those of the process, as in 0.1.0, or the other way round."""
+    """Refuse a sampling setting that is given under process, as in 0.1.0, or the other way round."""
     other = {"process": "sampling", "sampling": "process"}.get(section, section)
     for key in values:
         if key in vars(sections[other]) and key not in vars(sections[section]):
             raise UsageError(f"unknown setting '{section}.{key}'; did you mean '{other}.{key}'?")
 
 
-KIND = "kind"  # the setting that says which
+KIND = "kind"  # the setting that chooses a process or network
 KINDS = {"process": PROCESSES, "network": NETWORKS}
 
 
 def _carried_over(old: Any, new: Any) -> Any:
-    """New settings, with those values of old ones of the same name that were not their defaults, if they can be."""
+    """The new settings, with the old ones' values that were not defaults, where the new ones accept them."""
     changed = {name: value for name, value in vars(old).items() if value != getattr(type(old)(), name)}
     for name, value in changed.items():
         with contextlib.suppress(UsageError):
@@ -256,7 +256,7 @@ def differences(config: Config, other: Config) -> dict[str, tuple[Any, Any]]:
 
 
 def setting_rows() -> list[tuple[str, str]]:
-    """Every setting and what it is about; those of one process or network alone say whose they are."""
+    """Every setting and what it is about, after the name of the process or network that it belongs to, if any."""
     rows = []
     for section in fields(Config):
         if section.name == "sampling":
@@ -281,20 +281,20 @@ def presets() -> dict[str, str]:
 
 
 def shipped() -> dict[str, Path]:
-    """The models that come with the package, by names that are no preset's."""
+    """The models that come with the package, by name; no preset has the same name."""
     models = Path(str(resources.files("ihdm") / "models"))
     return {folder.name: folder for folder in sorted(models.iterdir()) if (folder / "config.json").exists()}
 
 
 def shipped_words() -> dict[str, str]:
-    """Their names and a line about each."""
+    """The names of the models that come with the package and a line about each."""
     trees = {name: json.loads((folder / "config.json").read_text()) for name, folder in shipped().items()}
     sizes = {name: "x".join(map(str, tree["shape"][1:])) for name, tree in trees.items()}
     kinds = {name: tree.get("domain", {}).get("kind", "images") for name, tree in trees.items()}
     return {name: f"{kinds[name]} like those of {tree['data']}, {sizes[name]}" for name, tree in trees.items()}
 
 
-RENAMED = {"mnist": "mnist-ready"}  # what a model was called before, which is a preset's name
+RENAMED = {"mnist": "mnist-ready"}  # a model's earlier name, which is also a preset's
 
 
 def _by_word_and_number(name: str) -> list[tuple[str, int]]:
@@ -316,14 +316,14 @@ def load_config(preset: str, settings: Iterable[str] = ()) -> Config:
 def config_from_toml(text: str, origin: str) -> Config:
     try:
         tree = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also of numbers and brackets beyond what Python reads
+    except (ValueError, RecursionError) as error:  # also for longer numbers and deeper nesting than Python reads
         raise UsageError(f"{origin} is not valid TOML: {error}") from error
     tree.pop("about", None)
     return Config().with_tree(from_0_1(tree))
 
 
 def config_to_toml(config: Config) -> str:
-    """The fully resolved configuration; JSON's plain values are TOML's too, but for one character."""
+    """The complete configuration. JSON writes plain values as TOML does, except for one character."""
     lines = []
     for section, group in config.tree().items():
         lines += [f"[{section}]"]

@@ -1,7 +1,7 @@
-"""A model from a checkpoint of the authors' code, AaltoML/generative-inverse-heat-dissipation.
+"""Models from checkpoints of the authors' code, AaltoML/generative-inverse-heat-dissipation.
 
 Their checkpoint is a dict: `model`, the weights by name; `ema`, their moving average as a list in the same order;
-`step`; `optimizer`. The average and the step are taken. It says nothing about the process: that is the preset's.
+`step`; `optimizer`. The average and the step are used. It says nothing about the process, which the preset defines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ihdm.processes.inverse_heat import as_published
 from ihdm.registry import NETWORKS
 from ihdm.torch_archive import StoredTensor, read_archive
 
-GROUPS = 32  # of each normalisation, in their code always
+GROUPS = 32  # of each normalisation; their code always has this many
 
 OF_BLOCK = {
     "enter_norm": "in_layers.0",
@@ -38,14 +38,14 @@ OF_BLOCK = {
     "skip": "skip_connection",
 }
 OF_ATTENTION = {"norm": "norm", "qkv": "qkv", "project": "proj_out"}
-NAMED_MOST = 3  # tensors that an error names
+NAMED_MOST = 3  # at most so many tensors in an error message
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Averaged weights by the authors' names, still in the file, and the number of training steps."""
+    """Averaged weights by the authors' names, not yet read from the file, and the number of training steps."""
 
     path: Path
     weights: dict[str, StoredTensor]
@@ -63,29 +63,29 @@ def read_checkpoint(path: Path) -> Checkpoint:
         names, steps, averages = list(tree["model"]), tree["step"], tree["ema"]["shadow_params"]
         originals = list(tree["model"].values())
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        found = f"; it has {', '.join(map(ascii, list(tree)[:8]))[:200]}" if isinstance(tree, dict) else ""
+        found = f"; this file has {', '.join(map(ascii, list(tree)[:8]))[:200]}" if isinstance(tree, dict) else ""
         raise IhdmError(
-            f"{path} is no checkpoint of the authors' code, with model, ema.shadow_params and step{found}"
+            f"{path} is no checkpoint of the authors' code, which has model, ema.shadow_params and step{found}"
         ) from error
     tensors = [*originals, *averages] if type(averages) is list else []
     if not names or not tensors or type(steps) is not int or not all(type(t) is StoredTensor for t in tensors):
-        raise IhdmError(f"{path} is no checkpoint of the authors' code: its model, ema and step are something else")
+        raise IhdmError(f"{path} is no checkpoint of the authors' code: its model, ema and step hold something else")
     if [t.shape for t in averages] != [t.shape for t in originals] or not 0 <= steps < 2**40:
-        raise IhdmError(f"the averaged weights in {path} are not those of its model: it is damaged, or was changed")
+        raise IhdmError(f"the averaged weights or the step in {path} cannot be right: it is damaged or was changed")
     return Checkpoint(path, dict(zip((str(n).removeprefix("module.") for n in names), averages)), steps)
 
 
 def fitting(config: Config, checkpoint: Checkpoint) -> ModelConfig:
-    """The model that a configuration makes of a checkpoint; refuse a configuration that does not fit it."""
+    """The config of the model to convert a checkpoint to; refuse a configuration that does not fit the checkpoint."""
     if not as_published(config.process):
         raise UsageError(
-            "the authors' networks add to the image itself what the heat equation took: use a preset of the paper, "
-            "such as cifar10, or --set process.kind=heat process.skip=identity process.blur=heat"
+            "the authors' networks add what the heat equation removed to the blurred image itself; use one of the "
+            "paper's presets, such as cifar10, or --set process.kind=heat process.skip=identity process.blur=heat"
         )
     if config.data.kind != "images" or not isinstance(config.network, UNetSettings):
         raise UsageError(
-            f"the authors' networks are U-Nets for images, not of network.kind={NETWORKS.kind(config.network)} for "
-            f"{config.data.kind}: use a preset of the paper, such as cifar10"
+            f"the authors' networks are U-Nets for images, not network.kind={NETWORKS.kind(config.network)} for "
+            f"{config.data.kind}; use one of the paper's presets, such as cifar10"
         )
     model = _model_config(config, checkpoint.shapes)
     misfits = _misfits(checkpoint.shapes, _expected(model))
@@ -99,28 +99,28 @@ def fitting(config: Config, checkpoint: Checkpoint) -> ModelConfig:
 
 
 def convert(checkpoint: Checkpoint, config: ModelConfig, images: ImageSet) -> Model:
-    """The model with the checkpoint's averaged weights, its prior of the training images."""
+    """The model with the checkpoint's averaged weights and a prior made from the training images."""
     if images.shape != config.shape:
-        raise IhdmError(f"the images are {images.shape} (channels, height, width), and the model's are {config.shape}")
+        raise IhdmError(f"the images are {images.shape} (channels, height, width), but the model's are {config.shape}")
     model = Model.from_images(replace(config, data=images.name), images.train)
     model.network.load_state_dict(_weights(checkpoint, model.network))
     return model.eval()
 
 
 def _weights(checkpoint: Checkpoint, network: nn.Module) -> dict[str, Tensor]:
-    """The weights by our names, in our shapes: theirs have convolutions of one pixel where ours have linear maps."""
+    """The weights by our names and in our shapes: where they have convolutions of one pixel, we have linear maps."""
     weights = {}
     theirs = dict(_names(network))
     for name, parameter in network.state_dict().items():
         weight = checkpoint.weights[theirs[name]].read().float()
         if not weight.isfinite().all():
-            raise IhdmError(f"{theirs[name]} in {checkpoint.path} has values that are not numbers: training went wrong")
+            raise IhdmError(f"{theirs[name]} in {checkpoint.path} has values that are not finite: training diverged")
         weights[name] = weight.reshape(parameter.shape)
     return weights
 
 
 def _model_config(config: Config, shapes: Shapes) -> ModelConfig:
-    """The preset's model, with what the authors' code does in its own way: normalisation, resampling, depth."""
+    """The preset's model, with the normalisation, resampling and depth of the authors' code."""
     convolved = any(name.endswith(".op.weight") for name in shapes)
     network = replace(config.network, groups=GROUPS, resample="conv" if convolved else "pool")
     network = replace(network, blocks=_blocks(network, shapes))
@@ -128,7 +128,7 @@ def _model_config(config: Config, shapes: Shapes) -> ModelConfig:
 
 
 def _blocks(network: UNetSettings, shapes: Shapes) -> int:
-    """Residual blocks per resolution: their encoder has a first layer, and a step down after each but the last."""
+    """Residual blocks per resolution. Their encoder also has a first layer, and a step down between resolutions."""
     numbers = [name.split(".")[1] for name in shapes if name.startswith("input_blocks.")]
     layers = 1 + max((int(number) for number in numbers if number.isdecimal() and len(number) < 6), default=0)
     blocks, rest = divmod(layers - len(network.multipliers), len(network.multipliers))
@@ -161,7 +161,7 @@ def _by(shape: tuple[int, ...]) -> str:
 
 
 def _advice(shapes: Shapes) -> str:
-    """The presets that a checkpoint does fit."""
+    """Which presets a checkpoint fits, or what to set if there are none."""
     configs = {name: load_config(name) for name in presets()}
     named = [
         name
@@ -175,7 +175,7 @@ def _advice(shapes: Shapes) -> str:
 
 
 def _names(network: nn.Module) -> Iterator[tuple[str, str]]:
-    """Our name and the authors' of every weight."""
+    """Our name and the authors' name of every weight."""
     theirs = dict(_places(network))  # type: ignore[arg-type]
     for name in network.state_dict():
         place, _, kind = name.rpartition(".")
@@ -183,9 +183,10 @@ def _names(network: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _places(network: UNet) -> Iterator[tuple[str, str]]:
-    """Our name and the authors' of every layer.
+    """Our name and the authors' name of every layer.
 
-    They count layers in the encoder, blocks in the decoder; attention, and a step up, come behind the block.
+    They number layers in the encoder, but blocks in the decoder. Attention, then a step up, follow under the block's
+    number.
     """
     yield from {"embed_level.first": "time_embed.0", "embed_level.second": "time_embed.2"}.items()
     yield from {"stem": "input_blocks.0.0", "head_norm": "out.0", "head": "out.2"}.items()
@@ -213,6 +214,6 @@ def _block_places(ours: str, theirs: str, attention: str) -> Iterator[tuple[str,
 
 
 def differing(config: ModelConfig, preset: Config) -> dict[str, Any]:
-    """The network's settings in which a converted model is not as its preset."""
+    """The network settings in which a converted model differs from its preset."""
     before = vars(preset.network)
     return {name: value for name, value in vars(config.network).items() if value != before[name]}

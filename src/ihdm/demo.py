@@ -1,4 +1,4 @@
-"""The demo: train on the embedded digits, then show what came of it, and what models trained longer can do."""
+"""The demo: train on the embedded digits, then show the results, and what models trained for longer can do."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ihdm.trainer import Trainer
 SAMPLES = 64  # images in samples.png
 ROWS, COLUMNS = 6, 11  # images and levels in sequence.png
 MOVING, FRAMES = 16, 50  # images and levels in growth.gif
-LONGER = {"mnist-ready": 16, "cifar10-ready": 16}  # models that come with ihdm, and images of each
+LONGER = {"mnist-ready": 16, "cifar10-ready": 16}  # models that come with ihdm, and how many images of each
 
 
 def run_demo(out: Path, settings: Iterable[str] = ()) -> None:
-    """Fill `out` with a trained model and pictures; a second call trains no more."""
+    """Fill `out` with a trained model and pictures; a second call does not train again."""
     config = load_config("digits", settings)
     check_run(out, config, "--out")
     images = load_images(config.data)
     print(f"Learning to grow handwritten digits from blur: {len(images.train):,} images of 8x8 pixels.", flush=True)
     trainer = Trainer(config, images, out)
     if not trainer.train():
-        raise IhdmError(f"stopped at step {trainer.step:,}; run the demo again to go on from there")
+        raise IhdmError(f"stopped at step {trainer.step:,}; run the demo again to resume there")
 
     model = Model.from_pretrained(out / "model")
     samples = model.sample(SAMPLES, execution=Execution(progress=True))
@@ -52,7 +52,7 @@ def run_demo(out: Path, settings: Iterable[str] = ()) -> None:
         "sequence.png": f"how {ROWS} of them grew, from blank to sharp",
         "growth.gif": f"{MOVING} of them growing, as an animation",
         "model": f"the model; try: ihdm sample {shlex.quote(str(out / 'model'))} --seed 1",
-        **{f"{name}.png": f"by a model that comes with ihdm: ihdm sample {name}" for name in LONGER},
+        **{f"{name}.png": f"from a model that comes with ihdm: ihdm sample {name}" for name in LONGER},
     }
     width = max(map(len, made))
     print("", *(f"{out / name}{' ' * (width - len(name))}  {words}" for name, words in made.items()), sep="\n")

@@ -1,4 +1,4 @@
-"""What a model or a preset is, in rows of words: `ihdm info`."""
+"""Models and presets described in rows of words, for `ihdm info`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAMPLE_BATCH = 16
 
 
 def preset(config: Config) -> dict[str, str]:
-    """What training with a configuration would make."""
+    """The model that a configuration would train."""
     labels = labels_of(config.data)
     described = ModelConfig.of(config, data_domain(config.data), labels=labels)
     shape, noun = described.shape, described.domain.noun
@@ -34,7 +34,7 @@ def preset(config: Config) -> dict[str, str]:
     sampling = ", ".join(f"{name} {value}" for name, value in as_tree(config.sampling).items())
     rows = _rows(described)
     if labels is None:
-        rows["labels"] = "as many as the images have, which are not on this machine: parameters for each come on top"
+        rows["labels"] = "unknown, as the images are not on this machine; each label adds parameters"
     return rows | {
         "sampling": sampling,
         "to train": f"about {words}, with {part} {noun}s at a time",

@@ -1,4 +1,4 @@
-"""What may go wrong through no fault of the code: each error says what was wrong, what was expected, what to do."""
+"""Errors that are no fault of the code. Each message says what was wrong, what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class IhdmError(Exception):
 
 
 class UsageError(IhdmError, ValueError):
-    """Wrong words: an unknown name, an impossible setting. The command line exits with 2."""
+    """A wrong request: an unknown name, an impossible setting. The command line exits with 2."""
 
     exit_code = 2
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
-    """The error for a name that does not exist, with the nearest one that does."""
+    """The error for a name that does not exist. It suggests a similar name or lists all."""
     known = sorted(set(known))
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"one of: {', '.join(known)}"

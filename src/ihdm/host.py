@@ -7,5 +7,5 @@ import sys
 
 
 def host_bytes() -> int:
-    """All the memory of this machine, its GPUs aside."""
+    """The memory of this machine, not counting its GPUs."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else sys.maxsize

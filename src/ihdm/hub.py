@@ -1,4 +1,4 @@
-"""Putting models on the Hugging Face hub; `Model.from_pretrained` takes them from there."""
+"""Upload models to the Hugging Face hub; `Model.from_pretrained` downloads them from there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLES = "samples.png"
 
 
 def check(name: str) -> None:
-    """Refuse before any work what the hub would refuse."""
+    """Refuse, before any work, what the hub would refuse."""
     from huggingface_hub import get_token
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -29,15 +29,15 @@ def check(name: str) -> None:
     except HFValidationError as error:
         raise UsageError(f"{called} ({error})") from error
     if get_token() is None:
-        raise UsageError("nobody is logged in to the hub here: `hf auth login`, or set HF_TOKEN")
+        raise UsageError("nobody is logged in to the hub on this machine; run `hf auth login`, or set HF_TOKEN")
 
 
 def push(
     folder: Path, model: Model, name: str, samples: Tensor | None = None, private: bool = False, message: str = ""
 ) -> str:
-    """Put the files of a model's folder on the hub as owner/name, with samples; the address of its page.
+    """Upload a model folder to the hub as owner/name, with samples; return the address of its page.
 
-    The card is the folder's own if somebody has written one, else one with the samples and the model's name there.
+    A card that somebody has edited is uploaded as it is; otherwise it gets the samples and the model's name on the hub.
     """
     check(name)
     from huggingface_hub import CommitOperationAdd, HfApi
@@ -58,5 +58,5 @@ def push(
         page = api.create_repo(name, private=private, exist_ok=True)
         api.create_commit(name, additions, commit_message=message or "A model of ihdm")
     except (HfHubHTTPError, OSError) as error:
-        raise IhdmError(f"the hub did not take {name}: {str(error).strip().splitlines()[0]}") from error
+        raise IhdmError(f"{name} could not be uploaded to the hub: {str(error).strip().splitlines()[0]}") from error
     return str(page)

@@ -1,6 +1,6 @@
 """The model folder: `config.json`, `model.safetensors`, `prior.safetensors`, `README.md`.
 
-It needs nothing else, and nothing in it is executed.
+Some models have further files, named below. A model needs nothing outside its folder, and nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from ihdm.networks import build_network, weight_shapes
 from ihdm.registry import PROCESSES
 
 CONFIG, WEIGHTS, PRIOR, CARD = "config.json", "model.safetensors", "prior.safetensors", "README.md"
-NETWORK, OF_PRIOR = "network.", "prior."  # prefixes of tensors; those of the prior have a file of their own
-OTHERS = ("shape", "domain", "data", "steps", "origin", "labels", "guide")  # in config.json, beside settings
-DOMAIN = "domain.safetensors"  # where the values of data lie, if that takes more than words
-MOST_CHANNELS, MOST_PIXELS = 1024, 2**24  # of an image, or of other data
-FAMILIAR = "familiar.safetensors"  # what restored images look like to the model, if it was calibrated
-READER = "widths.safetensors"  # what reads the width of a blur, likewise
+NETWORK, OF_PRIOR = "network.", "prior."  # prefixes of tensor names; the prior has a file of its own
+OTHERS = ("shape", "domain", "data", "steps", "origin", "labels", "guide")  # in config.json besides settings
+DOMAIN = "domain.safetensors"  # what the domain of the data needs besides config.json, such as a graph
+MOST_CHANNELS, MOST_PIXELS = 1024, 2**24  # of an image or other data
+FAMILIAR = "familiar.safetensors"  # what familiar images look like to the network, if the model was calibrated
+READER = "widths.safetensors"  # the network that reads blur widths, if the model was calibrated
 GUIDE = "guide.safetensors"  # the weights of a weaker network that samples are guided away from, if there is one
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What config.json says: all that the tensors do not.
+    """The contents of config.json: everything about a model but its tensors.
 
-    process, sampling, network: settings; sampling is how samples are made unless told otherwise. domain: of the data.
-    origin: the checkpoint that it was converted from, if any. labels: those that the network can be told of images.
-    guide: settings of a weaker network that samples are guided away from, if there is one. guidance: how much.
+    process, sampling, network: settings; sampling is how samples are made by default. domain: that of the data.
+    origin: the checkpoint that the model was converted from, if any. labels: those that the network knows.
+    guide: settings of a weaker network that samples are guided away from, if there is one. guidance: how strongly.
     """
 
     process: Any
@@ -60,7 +60,7 @@ class ModelConfig:
     def of(
         cls, config: Config, shape: Sequence[int] | Domain, data: str = "", labels: Labels | None = None
     ) -> ModelConfig:
-        """The model that a training run makes. shape: (C, H, W) of images, or another domain."""
+        """The config of the model that a training run makes. shape: (C, H, W) of images, or another domain."""
         parts = config.process, config.sampling, config.network
         return cls(*parts, as_domain(shape), data, labels=labels or Labels())
 
@@ -70,12 +70,12 @@ class ModelConfig:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(C, *grid) of one image, or whatever the data are."""
+        """(C, *grid) of one image or other item of data."""
         return self.domain.shape
 
 
 def locate(name: str | Path, revision: str | None = None) -> Path:
-    """The model folder or run folder of that name, a model that comes with the package, or one from the hub.
+    """The model folder that a name stands for: itself, a run folder's, one that comes with ihdm, or one from the hub.
 
     revision: a branch, tag or commit on the hub.
     """
@@ -85,12 +85,12 @@ def locate(name: str | Path, revision: str | None = None) -> Path:
     here += [shipped()[own]] if own in shipped() else []
     here += [folder] if folder.is_dir() else []
     if here and revision is not None:
-        raise UsageError(f"a revision is one of a model on the hub, and {name} is {here[0]}")
+        raise UsageError(f"only a model on the hub has revisions, and {name} is the folder {here[0]}")
     if here:
         return here[0]
     if folder.exists() or len(folder.parts) != 2 or str(name).startswith((".", "/", "~")):
         raise IhdmError(
-            f"there is no model folder {name}; train one with `ihdm train`, take one that is here already "
+            f"there is no model folder {name}; train one with `ihdm train`, use one that comes with ihdm "
             f"({', '.join(shipped())}), or give owner/name on the hub"
         )
     try:
@@ -98,7 +98,7 @@ def locate(name: str | Path, revision: str | None = None) -> Path:
 
         files = [CONFIG, WEIGHTS, PRIOR, DOMAIN, CARD, FAMILIAR, READER, GUIDE]
         return Path(snapshot_download(str(name), revision=revision, allow_patterns=files))
-    except Exception as error:  # the hub's client raises many kinds; each is a failed download
+    except Exception as error:  # the hub's client raises many kinds; any of them is a failed download
         which = f"{name}, revision {revision}," if revision else name
         raise IhdmError(
             f"there is no folder {name}, and {which} could not be downloaded from the hub ({type(error).__name__})"
@@ -106,7 +106,7 @@ def locate(name: str | Path, revision: str | None = None) -> Path:
 
 
 def config_text(config: ModelConfig) -> str:
-    """What config.json says."""
+    """The text of config.json."""
     settings = Config(config.process, config.sampling, config.network).tree()
     tree: dict[str, Any] = {name: settings[name] for name in ("process", "sampling", "network")}
     tree |= {"shape": list(config.shape), "data": config.data, "steps": config.steps}
@@ -124,7 +124,7 @@ def write_config(folder: Path, config: ModelConfig) -> None:
     if state := config.domain.state():
         write_tensors(folder / DOMAIN, state)
     else:
-        (folder / DOMAIN).unlink(missing_ok=True)  # that of a model which was here before
+        (folder / DOMAIN).unlink(missing_ok=True)  # left by a model that was here before
     (folder / CONFIG).write_text(config_text(config), encoding="utf-8")
 
 
@@ -148,20 +148,20 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _guide(tree: dict[str, Any] | None) -> tuple[Any, float]:
-    """Settings of the weaker network, and the guidance; no network, and none, if there is no such tree."""
+    """The weaker network's settings and the guidance; None and 1, which is no guidance, without a tree."""
     if tree is None:
         return None, 1.0
     guidance = tree["guidance"]
     if set(tree) != {"guidance", "network"} or isinstance(guidance, bool) or not 0 <= float(guidance) < math.inf:
-        raise ValueError(f"a guide has a network and a guidance, a number from 0 up, unlike {tree}")
+        raise ValueError(f"a guide has a network and a guidance of at least 0, unlike {tree}")
     return Config().with_tree({"network": tree["network"]}).network, float(guidance)
 
 
 def _domain(folder: Path, shape: tuple[int, ...], tree: dict[str, Any]) -> Domain:
     if len(shape) < 2:
-        raise ValueError(f"data have channels and at least one more axis, unlike {shape}")
+        raise ValueError(f"the shape of data has channels and at least one more axis, unlike {shape}")
     if shape[0] > MOST_CHANNELS or math.prod(shape[1:]) > MOST_PIXELS:
-        raise ValueError(f"data of {' x '.join(map(str, shape))} are larger than any model's")
+        raise ValueError(f"data of {' x '.join(map(str, shape))} are too large for a model")
     kind = domain_kind(str(tree.pop("kind", "images")))
     return kind.restored(shape, tree, read_tensors(folder / DOMAIN) if (folder / DOMAIN).exists() else {})
 
@@ -176,7 +176,7 @@ Found = TypeVar("Found", bound=Calibrated)
 
 
 def write_calibrated(path: Path, found: Calibrated | None) -> None:
-    """Write what a model was calibrated to, or remove that of one which was here before."""
+    """Write something found by calibration; None: remove what a model that was here before may have left."""
     if found is None:
         path.unlink(missing_ok=True)
     else:
@@ -184,7 +184,7 @@ def write_calibrated(path: Path, found: Calibrated | None) -> None:
 
 
 def read_calibrated(path: Path, of: Callable[[dict[str, Tensor]], Found]) -> Found | None:
-    """What a model was calibrated to, made of tensors; None: it was not."""
+    """Something found by calibration, which `of` makes from tensors; None if the model was not calibrated."""
     if not path.exists():
         return None
     try:
@@ -206,18 +206,18 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_tensors(path)
     except PermissionError as error:
-        raise IhdmError(f"{path} may not be read by this user") from error
+        raise IhdmError(f"{path} cannot be read by this user; change its permissions") from error
     except (OSError, safetensors.SafetensorError) as error:
         raise IhdmError(f"{path} is damaged ({error}); copy or train the model again") from error
 
 
 def check_weights(path: Path, weights: dict[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
-    """Refuse weights that are not exactly the floating point tensors of the expected names and shapes."""
+    """Refuse weights that are not exactly floating point tensors with the expected names and shapes."""
     misfits = [
         *(f"{name} is missing" for name in expected if name not in weights),
         *(f"{name} is not expected" for name in weights if name not in expected),
         *(
-            f"{name} is {weights[name].dtype} of shape {tuple(weights[name].shape)}, not of shape {shape}"
+            f"{name} is {weights[name].dtype} of shape {tuple(weights[name].shape)}, not floats of shape {shape}"
             for name, shape in expected.items()
             if name in weights and (weights[name].shape != shape or not weights[name].is_floating_point())
         ),
@@ -228,15 +228,15 @@ def check_weights(path: Path, weights: dict[str, Tensor], expected: dict[str, tu
 
 
 def weights_of(network: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A network's weights as a model folder names them."""
+    """A network's weights, named as in a model folder."""
     return {NETWORK + name: tensor.to(dtype) for name, tensor in network.state_dict().items()}
 
 
 def loaded_network(config: ModelConfig, path: Path, tensors: dict[str, Tensor]) -> nn.Module:
-    """The network with those of a file's tensors that are its weights."""
+    """The network, with its weights taken from a file's tensors."""
     expected = {NETWORK + name: shape for name, shape in weight_shapes(config).items()}
     check_weights(path, {name: tensor for name, tensor in tensors.items() if name.startswith(NETWORK)}, expected)
-    network = build_network(config)  # not before it is known to be as large as its weights
+    network = build_network(config)  # only once the file is known to hold weights of this size
     network.load_state_dict(with_prefix(tensors, NETWORK))
     return network.eval()
 
@@ -254,7 +254,7 @@ def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a file that whoever may read the folder may read; safetensors' own are for their owner alone."""
+    """Write a file that everyone who may read the folder may read; those of safetensors are for their owner alone."""
     path.write_bytes(save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
 
 
@@ -263,13 +263,13 @@ def write_card(folder: Path, config: ModelConfig, rows: dict[str, str]) -> None:
 
 
 def card(config: ModelConfig, rows: dict[str, str], name: str = "path/to/this/folder", samples: str = "") -> str:
-    """README.md: what the model is, for those who find it by a name; `rows` become a table, samples are a picture."""
+    """README.md, the model's card. rows: its table; name: what its example loads; samples: the file of a picture."""
     process, domain = PROCESSES.of(config.process), config.domain
     origin = f"Trained with ihdm on `{config.data}` for {config.steps:,} steps."
     if config.origin:
         origin = (
-            f"Trained for {config.steps:,} steps with the code of the method's authors, and converted by ihdm\n"
-            f"from their checkpoint `{config.origin}`. The prior is of `{config.data}`."
+            f"Trained for {config.steps:,} steps with the code of the method's authors. Converted by ihdm from\n"
+            f"their checkpoint `{config.origin}`, with a prior made from `{config.data}`."
         )
     table = "\n".join(f"| {label} | {value} |" for label, value in rows.items())
     picture = f"\n![Samples]({samples})\n" if samples else ""

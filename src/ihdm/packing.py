@@ -1,8 +1,8 @@
-"""A training run in numbered pieces, to be moved to another machine and gone on with as if it had stayed.
+"""A training run in numbered pieces, to move to another machine and resume there as if it had never moved.
 
-A pack is a folder. `pack.json` names the files of the run and the pieces: the files one after the other, cut at equal
-lengths, each piece with its size and checksum. What a run that goes on makes again by itself, the model folder and
-pictures, is left out.
+A pack is a folder. Its pieces are the files of the run, one after the other, cut at equal lengths. `pack.json` lists
+the files with their sizes, and the pieces with their sizes and checksums. The model folder, which a resumed run writes
+again, and the pictures of samples are left out.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ihdm.errors import IhdmError, UsageError
 from ihdm.run import locked
 
 LIST = "pack.json"
-OF_A_RUN = ("config.toml", "log.jsonl")  # besides its newest checkpoint
+OF_A_RUN = ("config.toml", "log.jsonl")  # packed besides the newest checkpoint
 NAME = r"config\.toml|log\.jsonl|checkpoints/step-\d+/\w[\w.-]*"  # what a pack may hold
 NAMED_MOST = 5
-BLOCK = 2**22  # bytes that are read at a time
+BLOCK = 2**22  # bytes to read at a time
 
 
 def pack(run: Path, out: Path, piece: int) -> dict[str, Any]:
-    """Write the newest checkpoint of a run to a new folder, in pieces of so many bytes; return what pack.json says."""
+    """Write a run's newest checkpoint to a new folder, in pieces of `piece` bytes; return what pack.json says."""
     if not (run / "config.toml").is_file():
         raise UsageError(f"{run} is not a run folder: it has no config.toml")
     _check_new(out)
@@ -44,13 +44,13 @@ def pack(run: Path, out: Path, piece: int) -> dict[str, Any]:
 
 
 def unpack(pack: Path, run: Path) -> dict[str, Any]:
-    """Make a new run folder of a pack; a piece that is missing or damaged is named, and nothing is written."""
+    """Make a new run folder from a pack. If pieces are missing or damaged, name them and write nothing."""
     _check_new(run)
     found = _read_list(pack)
     wrong = [f"{name} is {state}" for name, was in found["pieces"].items() if (state := _state(pack / name, was))]
     if wrong:
         more = f" and {len(wrong) - NAMED_MOST:,} more" if len(wrong) > NAMED_MOST else ""
-        raise IhdmError(f"{pack} is not whole: {', '.join(wrong[:NAMED_MOST])}{more}; copy them again")
+        raise IhdmError(f"{pack} is incomplete or damaged: {', '.join(wrong[:NAMED_MOST])}{more}; copy them again")
     with replaced_folder(run) as folder:
         pieces = sorted((pack / name for name in found["pieces"]), key=_number)
         _write_files(_blocks(pieces), folder, found["files"])
@@ -65,17 +65,17 @@ def _check_new(folder: Path) -> None:
 def _read_list(pack: Path) -> dict[str, Any]:
     path = pack / LIST
     if not path.is_file():
-        raise IhdmError(f"{pack} is no pack of a run: {LIST} is missing")
+        raise IhdmError(f"{pack} is not a packed run: {LIST} is missing")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         files, pieces = found["files"], found["pieces"]
         sizes = [*files.values(), *(piece["bytes"] for piece in pieces.values())]
         if not all(re.fullmatch(NAME, name) for name in files) or not all(map(_is_piece, pieces)):
-            raise ValueError("it names files that no pack has")
+            raise ValueError("it names files that do not belong in a pack")
         if not all(type(size) is int and size >= 0 for size in sizes):
-            raise ValueError("it tells impossible sizes")
+            raise ValueError("it holds impossible sizes")
         if sum(files.values()) != sum(piece["bytes"] for piece in pieces.values()):
-            raise ValueError("files and pieces differ in size")
+            raise ValueError("the files and the pieces differ in total size")
         return dict(found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise IhdmError(f"{path} is damaged ({type(error).__name__}: {error}); copy it again") from error
@@ -122,7 +122,7 @@ def _write_files(blocks: Iterator[bytes], folder: Path, sizes: Mapping[str, int]
 
 
 def _fill(file: Any, block: bytes, blocks: Iterator[bytes], size: int) -> bytes:
-    """Write so many bytes to a file, or all there are, from a block and those that follow; return what is left over."""
+    """Write `size` bytes, or all there are, from `block` and then `blocks`; return what is left of the last block."""
     while size and (block := block or next(blocks, b"")):
         taken = file.write(block[:size])
         block, size = block[taken:], size - taken

@@ -14,7 +14,7 @@ from ihdm.pixels import to_bytes
 
 GAP, MARGIN, CAPTION = 3, 10, 22
 PAPER, INK = 255, 60
-CELL = 64  # images are enlarged to about this many pixels, unless told otherwise
+CELL = 64  # images are enlarged to about this many pixels by default
 
 
 def grid(
@@ -65,7 +65,7 @@ def some_of(levels: Sequence[int], count: int) -> list[int]:
 
 
 def animation(path: Path, states: Sequence[Tensor], seconds: float = 4.0, hold: float = 1.5, cell: int = CELL) -> None:
-    """A looping GIF of the states, each a batch shown as a grid; the last one stays on."""
+    """A looping GIF of the states, each a batch shown as a grid; the last one stays for `hold` seconds."""
     frames = [grid(state, cell=cell).quantize(256) for state in states]
     step = max(20, round(1000 * seconds / len(frames)))
     durations = [step] * (len(frames) - 1) + [round(1000 * hold)]
@@ -73,14 +73,17 @@ def animation(path: Path, states: Sequence[Tensor], seconds: float = 4.0, hold: 
 
 
 def plain(image: Tensor) -> Image.Image:
-    """One image (C, H, W), in [0, 1] or uint8, pixel for pixel: four channels with alpha; of more, the first three."""
+    """One image (C, H, W), in [0, 1] or uint8, pixel for pixel.
+
+    Of four channels the last is alpha. Of two only the first is shown, of five or more the first three.
+    """
     shown = image[: {1: 1, 2: 1, 4: 4}.get(len(image), 3)].detach().cpu()
     pixels = (shown if shown.dtype == torch.uint8 else to_bytes(shown)).numpy().transpose(1, 2, 0)
     return Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)
 
 
 def _tile(image: Tensor, cell: int) -> Image.Image:
-    """One image, small ones enlarged, what is transparent on white."""
+    """One image, on white where it is transparent, enlarged if it is small."""
     tile = plain(image).convert("RGBA")
     tile = Image.alpha_composite(Image.new("RGBA", tile.size, "white"), tile).convert("RGB")
     factor = max(1, cell // max(tile.size))

@@ -1,4 +1,4 @@
-"""Curves, for those who have matplotlib: one look for all of them."""
+"""Plots, if matplotlib is installed, all in one style."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ STYLE: dict[Any, Any] = {
     "axes.prop_cycle": "cycler('color', ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000'])",
 }
 
-LONG = 50.0  # the ratio of the ends of an axis on which powers of two would be many
+LONG = 50.0  # an axis whose ends have a larger ratio would have too many powers of two
 
 
 def check_available() -> None:
-    """Refuse early what cannot be drawn later."""
+    """Refuse before any work if nothing could be drawn at its end."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise IhdmError(needs("a picture of curves", "plots", "matplotlib")) from error
+        raise IhdmError(needs("drawing plots", "plots", "matplotlib")) from error
 
 
 @contextlib.contextmanager
 def figure(
     path: Path, columns: int = 1, size: tuple[float, float] = (5.2, 3.6), widths: Sequence[float] | None = None
 ) -> Iterator[list[Any]]:
-    """Axes of a size in inches, side by side, saved as `path` at the end. widths: relative to each other."""
+    """Axes side by side, each `size` inches large, saved as `path` at the end. widths: relative to each other."""
     check_available()
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -58,7 +58,7 @@ def figure(
 
 
 def octaves(axis: Any, times: Sequence[float] = (1,)) -> None:
-    """Powers of two, and so many times these, written plainly, on a logarithmic axis of little more than a decade."""
+    """Label a logarithmic axis of about a decade with powers of two, times each of `times`, as plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(base=2, subs=times))
@@ -67,7 +67,7 @@ def octaves(axis: Any, times: Sequence[float] = (1,)) -> None:
 
 
 def plain_numbers(axis: Any, values: Any) -> None:
-    """Values written plainly on a logarithmic axis: powers of two, or 1, 2 and 5 times those of ten if it is long."""
+    """Label a logarithmic axis with plain numbers: powers of two or, if it is long, 1, 2 and 5 times powers of ten."""
     from matplotlib.ticker import LogLocator
 
     octaves(axis)
@@ -76,13 +76,13 @@ def plain_numbers(axis: Any, values: Any) -> None:
 
 
 def coloured(image: Tensor) -> Any:
-    """An image (C, H, W) as an array (H, W, 3) in [0, 1]: of two channels the first, of more the first three."""
+    """An image (C, H, W) as an array (H, W, 3) in [0, 1]: its first three channels, or its first if it has only two."""
     shown = image[: 3 if len(image) > 2 else 1].detach().float().clamp(0, 1).cpu()
     return shown.expand(3, -1, -1).permute(1, 2, 0).numpy()
 
 
 def tiles_size(rows: Sequence[Sequence[Tensor] | Tensor], width: float = 9.0) -> tuple[float, float]:
-    """Of a figure that rows of pictures (C, H, W) fill, in inches."""
+    """The size, in inches, of a figure that rows of pictures (C, H, W) fill."""
     height_of_one, width_of_one = rows[0][0].shape[1:]
     return width, width * len(rows) * height_of_one / (max(map(len, rows)) * width_of_one)
 
@@ -113,7 +113,7 @@ def signed_tiles(
     gap: int = 1,
     decades: int = 3,
 ) -> None:
-    """Rows of maps (H, W) of both signs, each in units of its largest value: linear near 0, then logarithmic."""
+    """Rows of signed maps (H, W), each scaled by its largest absolute value: linear near 0, then logarithmic."""
     import numpy as np
 
     height, width = rows[0][0].shape
@@ -131,7 +131,7 @@ def _places(rows: Sequence[Sequence[Tensor] | Tensor], down: int, right: int) ->
 
 
 def _label(axis: Any, rows: Sequence[str], columns: Sequence[str], size: tuple[int, int], gap: int) -> None:
-    """Words beside rows and above columns of tiles, and nothing else."""
+    """Label the rows and columns of tiles, and hide the rest of the axes."""
     height, width = size
     axis.grid(False)
     axis.spines[:].set_visible(False)

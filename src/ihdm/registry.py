@@ -1,4 +1,4 @@
-"""What there is to choose from by name: processes and networks, those of ihdm and those of its users."""
+"""Processes and networks that can be chosen by name: those of ihdm and those that its users add."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ Class = TypeVar("Class", bound=type)
 
 
 class Registry:
-    """Classes by name. Each has its settings, a dataclass `Settings` of its own, by which it is recognised.
+    """Classes by name. Each has a dataclass `Settings` of its own, which identifies it.
 
-    places: where the built-in ones are, "module:Class"; they are imported when first asked for, as torch takes seconds.
+    places: where the built-in classes are, "module:Class". They are imported on first use: importing torch takes
+    seconds.
     """
 
     def __init__(self, what: str, places: dict[str, str]):
@@ -30,7 +31,7 @@ class Registry:
     def __getitem__(self, name: str) -> Any:
         """The class of that name."""
         if name not in self:
-            own = f"a {self.what} of your own is known to the program that registers it (docs/your-own-process.md)"
+            own = f"a {self.what} of your own is known only to a program that registers it (docs/your-own-process.md)"
             raise UsageError(f"{unknown(self.what, name, self)}; {own}")
         if name not in self._classes:
             module, _, attribute = self._places[name].partition(":")
@@ -38,23 +39,23 @@ class Registry:
         return self._classes[name]
 
     def register(self, name: str) -> Callable[[Class], Class]:
-        """A decorator that gives a class a name, which settings and model folders then know it by."""
+        """A decorator that gives a class a name, by which settings and model folders then refer to it."""
 
         def named(cls: Class) -> Class:
             taken = {other: self[other].Settings for other in self if other != name}
             if name in self._places or getattr(cls, "Settings", None) in [None, *taken.values()]:
-                raise ValueError(f"a {self.what} has a name and a dataclass `Settings` of its own, unlike {name!r}")
+                raise ValueError(f"{name!r} needs a name and a dataclass `Settings` that no other {self.what} has")
             self._classes[name] = cls
             return cls
 
         return named
 
     def kind(self, settings: Any) -> str:
-        """The name of what has such settings."""
+        """The name of the class that the settings belong to."""
         return next(name for name in self if self[name].Settings is type(settings))
 
     def of(self, settings: Any) -> Any:
-        """The class that has such settings."""
+        """The class that the settings belong to."""
         return self[self.kind(settings)]
 
 

@@ -23,7 +23,7 @@ from ihdm.disk import expanded, real, replaced_text
 from ihdm.errors import IhdmError, UsageError
 from ihdm.trackers import Tracker
 
-# Settings that may change between one part of a run and the next.
+# Settings that may change when a run is resumed.
 FREE_OF_TRAINER = (
     "steps",
     "accumulate",
@@ -42,18 +42,18 @@ FREE = {f"trainer.{name}" for name in FREE_OF_TRAINER}
 FREE |= {"engine.device", "engine.precision", "engine.compile", "engine.checkpoint", "engine.shard"}
 FREE |= {"data.source", "data.on_error", "data.memory", "data.workers"}  # the images themselves are compared instead
 
-BARELY_BEGUN = {".lock", ".config.toml.new"}  # all that there may be of a run that was killed as it began
+BARELY_BEGUN = {".lock", ".config.toml.new"}  # all that a run killed at its start may have left
 
 
 def check_run(run: Path, config: Config, option: str = "--run") -> None:
-    """Refuse a run folder that was started with other settings, or that is something else; `option` names it."""
+    """Refuse a folder that holds a run with other settings, or something else. option: what the user names it with."""
     path = run / "config.toml"
     if run.exists() and not run.is_dir():
-        raise UsageError(f"{run} is a file; give a folder with {option}")
+        raise UsageError(f"{run} is a file; give the name of a folder with {option}")
     _check_writable(run, option)
     if not path.exists():
         if run.exists() and not {file.name for file in run.iterdir()} <= BARELY_BEGUN:
-            raise UsageError(f"{run} is not empty and not a run folder; give another one with {option}")
+            raise UsageError(f"{run} is not empty, but it is not a run folder; give another folder with {option}")
         return
     changed = differences(config_from_toml(read_text(path), str(path)), config)
     fixed = {name: pair for name, pair in changed.items() if name not in FREE and not name.startswith("sampling.")}
@@ -61,22 +61,22 @@ def check_run(run: Path, config: Config, option: str = "--run") -> None:
     if lines:
         raise UsageError(
             f"{run} was started with other settings ({'; '.join(lines)}); "
-            f"use the old settings to go on, or another folder with {option} to start anew"
+            f"use the old settings to resume it, or give another folder with {option} to start a new run"
         )
 
 
 def settings_of(model: str | Path) -> Config | None:
-    """The settings that a model was trained with, if it is given as a run folder, or as the model in one."""
+    """The settings that a model was trained with, if it is given as a run folder or as the model folder in one."""
     folder = expanded(model).absolute()
     runs = [run for run in (folder, folder.parent) if run == folder or folder.name == "model"]
-    paths = [run / "config.toml" for run in runs if (run / "checkpoints").is_dir()]  # else it may be of anything
+    paths = [run / "config.toml" for run in runs if (run / "checkpoints").is_dir()]  # others may have any config.toml
     path = next((path for path in paths if path.is_file()), None)
     return None if path is None else config_from_toml(read_text(path), str(path))
 
 
 @contextlib.contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Keep other processes from working in the same run folder; the system lifts the lock whenever this one ends."""
+    """Keep other processes from working in the run folder; the system lifts the lock however this process ends."""
     with _lock_file(run) as file:
         try:
             if fcntl is not None:
@@ -84,17 +84,17 @@ def locked(run: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise UsageError(f"another process is working in {run}; wait for it, or give another folder") from error
         except OSError as error:  # some network file systems have no locks
-            print(f"warning: {run} cannot be locked ({error}); let no other process work there", file=sys.stderr)
+            print(f"warning: {run} cannot be locked ({error}); start no other process there", file=sys.stderr)
         yield
 
 
 def _check_writable(run: Path, option: str) -> None:
-    """Refuse a folder that cannot be written to, or cannot be made, before hours are spent on it."""
+    """Refuse a folder that cannot be written to or created, before hours are spent on training."""
     folders = [run / name for name in ("checkpoints", "model", "samples", "tensorboard")]
     for place in (run, *folders, run / "config.toml", run / "log.jsonl"):
         if place.exists() and place.is_dir() != (place in (run, *folders)):
             raise UsageError(
-                f"{place} is a {'folder' if place.is_dir() else 'file'}, and the run needs that name for a "
+                f"{place} is a {'folder' if place.is_dir() else 'file'}, but the run needs that name for a "
                 f"{'file' if place.is_dir() else 'folder'}; move it away, or give another folder with {option}"
             )
         present = next((path for path in (place, *real(place).parents) if path.exists()), place)
@@ -117,11 +117,11 @@ class Log:
     """log.jsonl, one line of facts at a time, and a tracker, if there is one."""
 
     def __init__(self, run: Path, step: int, tracker: Tracker | None = None):
-        """Go on after `step`: what was logged later will be done again."""
+        """Continue after `step`: lines of later steps are dropped, as these will be taken again."""
         self.path, self.tracker = run / "log.jsonl", tracker
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         replaced_text(self.path, "".join(line + "\n" for line in lines if _step(line) <= step))
-        self._start = time.perf_counter()  # the clock on the wall may be set
+        self._start = time.perf_counter()  # unlike the wall clock, this one cannot be set
 
     def write(self, step: int, facts: dict[str, float]) -> None:
         with self.path.open("a") as file:
@@ -131,7 +131,7 @@ class Log:
             self.tracker.figures(step, facts)
 
     def picture(self, step: int, name: str, image: Image.Image) -> None:
-        """For the tracker alone."""
+        """Pass a picture to the tracker; log.jsonl has none."""
         if self.tracker:
             self.tracker.picture(step, name, image)
 
@@ -146,7 +146,7 @@ def read_log(run: Path) -> list[dict[str, Any]]:
 
 
 def _step(line: str) -> float:
-    """The step of a line; a line that was cut off by a crash belongs to none."""
+    """The step of a line; infinity for a line that was cut off by a crash."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

@@ -1,7 +1,7 @@
-"""Settings: frozen dataclasses whose fields have a line of help, a type and a range. Everything else is refused.
+"""Settings: frozen dataclasses whose fields have a line of help, a type and a range.
 
 Values come from a preset (TOML), a model folder (JSON), the command line (`--set process.K=50`) or Python, and are
-checked the same way: name, type, range.
+checked the same way: name, type, range. Anything that fails a check is refused.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from ihdm.errors import UsageError
 
-AUTO = "auto"  # how a setting that is None, "choose for me", is written
-MOST = 2**63  # beyond which a number is of no use
-LONGEST = 16  # numbers in a setting that takes several
+AUTO = "auto"  # how None, "choose for me", is written
+MOST = 2**63  # no number may be larger
+LONGEST = 16  # at most so many numbers in a setting that takes several
 
 
 def setting(
@@ -31,9 +31,9 @@ SettingsType = TypeVar("SettingsType")
 
 
 def updated(settings: SettingsType, values: Mapping[str, Any], place: str = "", owner: str = "") -> SettingsType:
-    """A copy with other values; unknown names and wrong types are refused.
+    """A copy with other values; unknown names, wrong types and values out of range are refused.
 
-    place: what stands before a name, such as "process."; owner: whose settings they are, in words.
+    place: what precedes a name, such as "process."; owner: what the settings belong to, in words.
     """
     hints, metadata = get_type_hints(type(settings)), {f.name: f.metadata for f in fields(settings)}  # type: ignore[arg-type]
     changes = {}
@@ -63,7 +63,7 @@ def _plain(value: Any) -> Any:
 
 
 def described(settings: Any) -> dict[str, str]:
-    """What each setting is about, with its possible values, where they are few, and its default."""
+    """What each setting is about, with its choices, if it has a fixed list of them, and its default."""
     hints, rows = get_type_hints(type(settings)), {}
     for f in fields(settings):
         default = as_tree(settings)[f.name]
@@ -89,7 +89,7 @@ def _checked(name: str, kind: Any, value: Any, limits: Mapping[str, Any]) -> Any
 
 
 def _converted(name: str, kind: Any, value: Any) -> Any:
-    """`value`, a plain value or the text of one, as the type `kind`."""
+    """`value`, which may be a plain value or text, converted to the type `kind`."""
     if get_origin(kind) in (Union, UnionType):
         if value is None or value == AUTO:
             return None
@@ -125,7 +125,7 @@ def _converted_tuple(name: str, kind: Any, value: Any) -> tuple[int, ...]:
 
 
 def _number(value: int | float | str) -> int | float | None:
-    """A number, or None for a text that is none and for numbers beyond all use."""
+    """The number, or None for text that is not a number and for numbers that are too large."""
     for read in (int, float) if isinstance(value, str) else ():
         try:
             value = read(value)

@@ -1,4 +1,4 @@
-"""Being asked to stop."""
+"""Requests to stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C or SIGTERM has asked to stop; a second Ctrl-C stops at once."""
+    """A function that says whether Ctrl-C or SIGTERM has asked to stop; a second Ctrl-C stops at once."""
     received: list[int] = []
 
     def receive(number: int, frame: Any) -> None:

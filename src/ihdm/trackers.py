@@ -1,4 +1,4 @@
-"""Where a run can be watched, besides its log.jsonl: TensorBoard, Weights & Biases, trackio."""
+"""Where to watch a run, besides its log.jsonl: TensorBoard, Weights & Biases, trackio."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROJECT = "ihdm"
 
 
 class Tracker(Protocol):
-    """Takes figures and pictures of a step; steps never go back."""
+    """Takes the figures and pictures of a step; steps never decrease."""
 
     def figures(self, step: int, facts: Mapping[str, float]) -> None: ...
 
@@ -29,7 +29,7 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Files in RUN/tensorboard. Of a run that goes on from a step, what came after that step is no longer shown."""
+    """Files in RUN/tensorboard. When a run resumes after a step, what was logged for later steps is hidden."""
 
     def __init__(self, run: Path, step: int, settings: Mapping[str, Any]):
         from torch.utils.tensorboard import SummaryWriter
@@ -48,9 +48,9 @@ class TensorBoard:
 
 
 class Wandb:
-    """Files in RUN/wandb, which `wandb sync` sends. By itself nothing is sent, unless WANDB_MODE says so.
+    """Files in RUN/wandb, which `wandb sync` uploads. Without it nothing is sent, unless WANDB_MODE says so.
 
-    Each part of a run that was stopped is a run of its own there, all in one group.
+    If a run is stopped and resumed, wandb shows each part as a run of its own, all in one group.
     """
 
     def __init__(self, run: Path, step: int, settings: Mapping[str, Any]):
@@ -74,7 +74,7 @@ class Wandb:
 
 
 class Trackio:
-    """trackio's own folder on this machine (TRACKIO_DIR), which `trackio show` shows."""
+    """trackio's own folder on this machine (TRACKIO_DIR), which `trackio show` displays."""
 
     def __init__(self, run: Path, step: int, settings: Mapping[str, Any]):
         import trackio
@@ -106,7 +106,7 @@ def check(kind: str) -> None:
 
 
 def started(kind: str, run: Path, step: int, settings: Mapping[str, Any]) -> Tracker | None:
-    """The tracker of a run that goes on after a step; auto: TensorBoard, where it is installed."""
+    """The tracker of a run that starts or resumes after `step`; auto: TensorBoard, if it is installed."""
     if kind == "auto":
         kind = "tensorboard" if installed("tensorboard") else "none"
     try:

@@ -8,24 +8,24 @@ from typing import Any
 
 
 class Writer:
-    """Does one thing at a time in the background; what goes wrong there is raised at the next call."""
+    """Does one job at a time in the background; if it fails, the next call raises its error."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
         self._pending: Future[Any] | None = None
 
     def start(self, work: Callable[[], Any]) -> None:
-        """Begin once what was begun before is done."""
+        """Start a job once the one before it is done."""
         self.wait()
         self._pending = self._thread.submit(work)
 
     def check(self) -> None:
-        """Raise what has gone wrong, without waiting for what has not."""
+        """Raise the error of a job that has failed, without waiting for one that is still running."""
         if self._pending is not None and self._pending.done():
             self.wait()
 
     def wait(self) -> None:
-        """Until everything is written."""
+        """Wait until everything is written."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()

@@ -143,4 +143,4 @@ def test_all_processes_are_asked_to_stop(archives, tmp_path, number, step):
     os.killpg(process.pid, number)
     out, error = process.communicate(timeout=60)
     assert process.returncode == 0, error
-    assert "all saved" in out and "Traceback" not in error
+    assert "everything saved" in out and "Traceback" not in error

@@ -1,1 +1,1 @@
-"""What `ihdm` can do, one file for each verb. Heavy imports wait until a verb is used."""
+"""What `ihdm` can do, one file for each verb. Heavy imports wait until a verb runs."""

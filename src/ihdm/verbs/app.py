@@ -58,7 +58,7 @@ def app(
 
 
 def shown_as(model: str, others: Container[str]) -> str:
-    """The name of a model on the page, by which no other is known."""
+    """A model's name on the page, which no other model there has."""
     folder = real(expanded(model))
     name = folder.parent.name if folder.name == "model" else folder.name
     return next(found for n in itertools.count(1) if (found := name if n == 1 else f"{name} {n}") not in others)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ihdm.judgement import Judge
     from ihdm.width_reader import WidthReader
 
-LEAST = 40  # images that say how images differ
+LEAST = 40  # images that are needed to tell how images differ
 
 
 def calibrate(
@@ -57,7 +57,7 @@ def calibrate(
     keep_freed_memory()
     place = choose_device(computing.device)
     loaded = Model.from_pretrained(model)
-    loaded.restorer().judge()  # refuses what cannot be
+    loaded.restorer().judge()  # refuses models that cannot be calibrated
     images = evaluation.images_for(loaded, data, resize, name=model)
     held_out = images.held_out
     if len(held_out) < LEAST:
@@ -76,7 +76,7 @@ def calibrate(
 
 
 def _reader(judge: Judge, images: Images, others: Tensor, steps: int, precision: torch.dtype) -> WidthReader:
-    """A reader of widths that has learned from images, and on others how far off it is."""
+    """A reader of blur widths that is trained on `images`; `others` show how far off it is."""
     import torch
 
     from ihdm.progress import progress_bar

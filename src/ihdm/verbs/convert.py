@@ -45,12 +45,12 @@ def convert(
     try:
         images = load_images(config.data, lazy=True)
     except IhdmError as error:
-        raise type(error)(f"a model's prior is made of its training images (--data SOURCE), and {error}") from error
+        raise type(error)(f"the prior is made from the training images (--data SOURCE), but {error}") from error
     model = convert(found, described, images)
     with replaced_folder(out) as folder:
         model.save_pretrained(folder)
     parameters = sum(p.numel() for p in model.network.parameters())
-    print(f"converted {parameters:,} averaged weights of step {found.steps:,}, prior of {len(images.train):,} images")
+    print(f"converted {parameters:,} averaged weights of step {found.steps:,}; prior from {len(images.train):,} images")
     changes = ", ".join(f"network.{name}={value}" for name, value in differing(described, config).items())
     if changes:
         print(f"from the checkpoint, not the preset: {changes}")

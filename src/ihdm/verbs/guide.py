@@ -35,7 +35,7 @@ def guide(
     """
     if not expanded(model).is_dir():
         raise UsageError(
-            f"there is no folder {model}; a network is added to a model folder of your own, which may be a copy of one "
+            f"there is no folder {model}; give a model folder of your own to add the network to, such as a copy of one "
             f"that comes with ihdm"
         )
     from ihdm.model import Model
@@ -52,14 +52,14 @@ def guide(
 
 
 def _warn(model: Model, other: Model, name: str) -> None:
-    """Say what is allowed and unlikely to be meant."""
+    """Warn about what is allowed but probably not intended."""
     (size, steps), (other_size, other_steps) = (
         (sum(weights.numel() for weights in each.network.parameters()), each.config.steps) for each in (model, other)
     )
     if other_size >= size and other_steps >= steps:
         print(
-            f"warning: {name} is not the weaker one: {other_size:,} parameters and {other_steps:,} steps, beside "
-            f"{size:,} and {steps:,}; the first model named is the one to be guided",
+            f"warning: {name} is not the weaker one: it has {other_size:,} parameters and {other_steps:,} steps, the "
+            f"model to be guided {size:,} and {steps:,}; name the model to be guided first",
             file=sys.stderr,
         )
     if model.config.data != other.config.data:
@@ -67,9 +67,9 @@ def _warn(model: Model, other: Model, name: str) -> None:
 
 
 def _write(folder: Path, alone: Model, guided: Model) -> None:
-    """Add what is new to a model's folder, whole at any time: the config names no weights but those that are there.
+    """Add the weaker network to a model's folder, which stays usable throughout: its config names no missing weights.
 
-    A card that somebody has written is left as it is.
+    A card that somebody has edited is left as it is.
     """
     import torch
 
@@ -86,10 +86,10 @@ def _write(folder: Path, alone: Model, guided: Model) -> None:
 
 
 def _cards(folder: Path, alone: Model) -> list[str]:
-    """What ihdm has written about the model, with the weaker network that it had before, if it had one, or without."""
+    """The cards that ihdm writes for the model without a weaker network and with the one in the folder, if any."""
     from ihdm.model_folder import card
 
     found = [alone]
-    with contextlib.suppress(IhdmError):  # what it had was damaged
+    with contextlib.suppress(IhdmError):  # the one in the folder is damaged
         found.append(alone.guided_like(folder))
     return [card(model.config, model.facts()) for model in found]

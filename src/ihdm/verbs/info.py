@@ -37,5 +37,5 @@ def info(
             print(f"the model that comes with ihdm is {RENAMED[name]}: ihdm info {RENAMED[name]}")
         return
     if settings or data:
-        raise UsageError("--set and --data go with a preset; a model folder is what it is")
+        raise UsageError("--set and --data go with a preset; those of a model cannot be changed")
     print(table(f"model {name}", describe.model(name)))

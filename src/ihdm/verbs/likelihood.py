@@ -69,14 +69,14 @@ def likelihood(
     place = choose_device(computing.device)
     loaded = Model.from_pretrained(model)
     options = {"delta_ratio": delta_ratio} if delta_ratio else {}
-    bounded(loaded.process).bounding(**options)  # refuses what has no density
+    bounded(loaded.process).bounding(**options)  # refuses what has no bound
     images = evaluation.images_for(loaded, data, resize, name=model)
     chosen = split_images(images, split)
     chosen = chosen[evenly_spaced(len(chosen), n or len(chosen))]
     if not len(chosen):
         raise UsageError(
-            f"{data} has no images in its {split} split, and none were held out in training; --split train takes those "
-            f"that the model has seen"
+            f"{data} has no images in its {split} split, and none were held out in training; --split train uses images "
+            f"that the model was trained on"
         )
     with workers.together() as team:
         found = evaluation.likelihood(

@@ -13,7 +13,7 @@ from ihdm.errors import UsageError
 from ihdm.verbs.words import check_folder
 
 UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-SMALLEST = 1000  # bytes of a piece
+SMALLEST = 1000  # bytes in a piece, at least
 
 
 def pack(

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 COLUMNS = 8  # of samples in a picture
 MARK = "ihdm restore"
-MADE = "Made"  # in restored.png, names and digests of what has no place for a mark of its own
+MADE = "Made"  # in restored.png: names and digests of files that cannot carry a mark of their own
 ALL = "restored.png"
-MUCH = 3  # of 255: such a difference between the image and what was made of it is more than rounding
+MUCH = 3  # of 255: a larger difference between the image and the samples blurred again is more than rounding
 
 
 def restore(
@@ -77,7 +77,7 @@ def restore(
     keep_freed_memory()
     place = choose_device(computing.device)
     loaded = Model.from_pretrained(model)
-    loaded.restorer().process(**sampling.changes())  # refuses what cannot be
+    loaded.restorer().process(**sampling.changes())  # refuses models that cannot restore, and impossible sampling
     domain = loaded.config.domain
     if invert and not domain.negatives:
         raise UsageError(f"--invert is for images, not for {domain.noun}s")
@@ -109,7 +109,7 @@ def restore(
 
 
 def _say(found: Restored, domain: Domain, found_by: str, K: int) -> None:
-    """How blurred it was, and how well what came out agrees with it."""
+    """Print how blurred the image was, and how well the samples agree with it."""
     seen, noun, words = found.seen, domain.noun, domain.width_words(found.seen.width)
     how = f"{found_by}; {words}" if words else found_by
     print(f"blur width {seen.width_words} {domain.unit}s ({how}), level {seen.level} of {K}")
@@ -124,13 +124,13 @@ def _say(found: Restored, domain: Domain, found_by: str, K: int) -> None:
     print(f"blurred again, the samples differ from the {noun} by {domain.difference_words(residual)} (rms)")
     if 255 * residual > MUCH:
         print(
-            f"that is a lot: the blur may differ, or the model may not know such {noun}s; try --blur-width "
+            f"that is a lot: the blur may be another one, or the model may not know such {noun}s; try --blur-width "
             f"{domain.unit.upper()}S"
         )
 
 
 def _write(found: Restored, given: Tensor, domain: Domain, out: Path) -> None:
-    """The files of each, and a picture of all."""
+    """Write the input and each sample to a file, and all of them to one picture."""
     from ihdm import pictures
 
     named = {"input": given} | {f"{i:02d}": sample for i, sample in enumerate(found.images)}
@@ -138,7 +138,7 @@ def _write(found: Restored, given: Tensor, domain: Domain, out: Path) -> None:
     parts = {"input": given[None], "samples": found.images, "mean": found.mean[None]}
     images = domain.kind == "images"
     if images:
-        parts |= {"spread": found.spread[None] * 2}  # of values in [0, 1] it is at most a half
+        parts |= {"spread": found.spread[None] * 2}  # at most a half, as values lie in [0, 1]
     for path, one in paths.items():
         if images:
             _save(pictures.plain(one), path)
@@ -151,16 +151,16 @@ def _write(found: Restored, given: Tensor, domain: Domain, out: Path) -> None:
 
 
 def _earlier(out: Path, image: Path) -> list[Path]:
-    """What this command wrote to the folder before; refuse a folder with anything else in it, such as the image."""
+    """The files that this command wrote to the folder before; refuse a folder with any others, such as the image."""
     there = sorted(out.iterdir()) if out.is_dir() else []
     made = _made(out / ALL)
     if not all(_is_ours(path, made) for path in there) or image.resolve() in [path.resolve() for path in there]:
-        raise UsageError(f"--out takes a new folder, or one with earlier results alone; {out} has other files in it")
+        raise UsageError(f"--out takes a new folder, or one with only earlier results; {out} has other files in it")
     return there
 
 
 def _save(picture: Image, path: Path, others: Sequence[Path] = ()) -> None:
-    """With a note that it is a result of this command, as others are, and may be replaced by another."""
+    """Save with a note that this picture and `others` are results of this command, which a later one may replace."""
     from PIL.PngImagePlugin import PngInfo
 
     note = PngInfo()
@@ -175,7 +175,7 @@ def _digest(path: Path) -> str:
 
 
 def _is_ours(path: Path, made: dict[str, str]) -> bool:
-    """Whether this command wrote a file: by its name and the note in it, or by what was made beside restored.png."""
+    """Whether this command wrote a file. Its name and the note in it tell, or its digest in restored.png (`made`)."""
     if not path.is_file():
         return False
     if path.name in made:
@@ -184,7 +184,7 @@ def _is_ours(path: Path, made: dict[str, str]) -> bool:
 
 
 def _made(path: Path) -> dict[str, str]:
-    """The names and digests of what an earlier command wrote beside a picture of its own."""
+    """The names and digests in restored.png of other files that an earlier command wrote."""
     note = _note(path) if path.is_file() else {}
     try:
         made = json.loads(note.get(MADE, "{}")) if note.get("Software") == MARK else {}
@@ -194,18 +194,18 @@ def _made(path: Path) -> dict[str, str]:
 
 
 def _note(path: Path) -> dict[str, str]:
-    """What a PNG file says of itself."""
+    """The notes in a PNG file."""
     from PIL.Image import open as opened
 
     try:
         with opened(path, formats=["PNG"]) as picture:
             return {str(name): str(value) for name, value in picture.info.items()}
-    except (OSError, SyntaxError, ValueError):  # as Pillow has it, of damaged files
+    except (OSError, SyntaxError, ValueError):  # what Pillow raises for damaged files
         return {}
 
 
 def _pixels(word: str) -> float | None:
-    """A blur width as it was typed; None: to be estimated."""
+    """The blur width that was typed; None if it is to be estimated."""
     if word == "auto":
         return None
     try:

@@ -63,7 +63,7 @@ def sample(
     """
     check_count(n)
     if same_start and same_noise:
-        raise UsageError("--same-start and --same-noise together make all images the same; give one of them")
+        raise UsageError("--same-start and --same-noise together make all images the same; give only one of them")
     if grid is None and gif is None and out is None:
         grid = Path("samples.png")
     _check_outputs(grid, gif, out)
@@ -76,11 +76,11 @@ def sample(
     keep_freed_memory()
     place = choose_device(computing.device)
     loaded = Model.from_pretrained(model).sampled(**sampling.changes())
-    loaded.guidance(guidance)  # refuses what cannot be
-    loaded.told(torch.arange(len(label)), seed, label or None)  # refuses what it does not know
+    loaded.guidance(guidance)  # refuses impossible strengths
+    loaded.told(torch.arange(len(label)), seed, label or None)  # refuses unknown labels
     options: dict[str, Any] = {"same_start": same_start, "same_noise": same_noise, "guidance": guidance}
     with workers.together() as team:
-        team.agree(True)  # all have looked at the folders before one fills them
+        team.agree(True)  # all processes have checked the folders before one fills them
         placed(loaded, team.device(place))
         options["execution"] = execution(computing, place, loaded.config.shape, team.main)
         if grid or out:
@@ -112,7 +112,7 @@ def _make(
     label: Sequence[str],
     options: dict[str, Any],
 ) -> Tensor:
-    """Write the images of this process to `out`; if wanted `together`, give back those of all processes."""
+    """Write the images of this process to `out`; if wanted `together`, return those of all processes."""
     import torch
 
     share, domain = team.share(n), model.config.domain
@@ -129,12 +129,12 @@ def _make(
 
 
 def _in_turn(labels: Sequence[str], numbers: range) -> list[str] | None:
-    """One for each of the images with these numbers, if there are any."""
+    """A label for each of the images with these numbers, taken in turn; None if there are no labels."""
     return [labels[i % len(labels)] for i in numbers] if labels else None
 
 
 def _check_outputs(grid: Path | None, gif: Path | None, out: Path | None) -> None:
-    """Refuse what cannot be written before anything is computed, and make the folders."""
+    """Refuse what cannot be written, and create the folders, before anything is computed."""
     if grid and grid.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"):
         raise UsageError(f"--grid takes the name of a picture, such as samples.png, not {grid}")
     if gif and gif.suffix.lower() != ".gif":
@@ -144,4 +144,4 @@ def _check_outputs(grid: Path | None, gif: Path | None, out: Path | None) -> Non
     if out:
         check_folder(out)
     if out and any(out.iterdir()):
-        raise UsageError(f"--out takes an empty folder, so that no other images are among the new ones; {out} is not")
+        raise UsageError(f"--out takes an empty folder, so that old and new images do not mix; {out} is not empty")

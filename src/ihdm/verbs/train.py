@@ -59,7 +59,7 @@ def train(
         model = run / "model"
         trainer.say(f"done; the model is in {model}. Next: {program()} sample {shlex.quote(str(model))}")
     else:
-        trainer.say(f"stopped at step {trainer.step:,}, all saved; run the same command to resume")
+        trainer.say(f"stopped at step {trainer.step:,}, with everything saved; run the same command to resume")
 
 
 def _amount(images: ImageSet) -> str:

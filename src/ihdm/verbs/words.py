@@ -1,4 +1,4 @@
-"""Words that several verbs take."""
+"""Options that several verbs share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ihdm.config import Config
     from ihdm.execution import Execution
 
-MOST = 10**9  # images that a command makes
+MOST = 10**9  # at most so many images for a command
 ModelName = Annotated[Positional[str], arg(metavar="MODEL")]
 Source = Annotated[str, arg(metavar="SOURCE")]
 Guidance = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
@@ -68,7 +68,7 @@ class HowToSample:
     """noise of the paper's steps, in units of sigma: more adds detail, then noise; default: the model's"""
 
     def changes(self) -> dict[str, Any]:
-        """What was given."""
+        """The options that were given."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
@@ -77,7 +77,7 @@ AS_THE_MODEL_HAS_IT = HowToSample()
 
 
 def execution(computing: Computing, place: torch.device, shape: tuple[int, ...], progress: bool = True) -> Execution:
-    """How a network for images of a shape computes on a device."""
+    """How a network for images of this shape computes on a device."""
     from ihdm.engine import choose_precision
     from ihdm.execution import Execution
 
@@ -86,7 +86,7 @@ def execution(computing: Computing, place: torch.device, shape: tuple[int, ...],
 
 
 def program() -> str:
-    """What was typed to start this program: ihdm, unless a file of the user's own stands for it."""
+    """The command that started this program: ihdm, or python and the user's own script."""
     own = Path(sys.argv[0])
     return f"python {shlex.quote(str(own))}" if own.suffix == ".py" and own.name != "__main__.py" else "ihdm"
 
@@ -100,12 +100,12 @@ def with_data(config: Config, data: str | None) -> Config:
 
 
 def check_folder(folder: Path) -> None:
-    """Make a folder, and refuse one that may not be written to, before anything is computed."""
+    """Create a folder, and refuse one that cannot be written to, before anything is computed."""
     if folder.exists() and not folder.is_dir():
         raise IhdmError(f"{folder} is a file, not a folder")
     folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):
-        raise IhdmError(f"the folder {folder} may not be written to")
+        raise IhdmError(f"the folder {folder} cannot be written to; change its permissions, or give another one")
 
 
 def check_count(n: int, option: str = "--n") -> None:
@@ -114,18 +114,18 @@ def check_count(n: int, option: str = "--n") -> None:
 
 
 def check_file(path: Path | None, option: str) -> None:
-    """Refuse a file that cannot be written, where one is wanted, and make its folder, before anything is computed."""
+    """If a file is wanted, create its folder, and refuse one that cannot be written, before anything is computed."""
     if path is None:
         return
     if path.is_dir():
         raise UsageError(f"{option} takes the name of a file, and {path} is a folder")
     if path.exists() and not os.access(path, os.W_OK):
-        raise IhdmError(f"the file {path} may not be written to")
+        raise IhdmError(f"the file {path} cannot be written to; change its permissions, or give another one")
     check_folder(path.parent)
 
 
 def check_outputs(json: Path | None, figures: Path | None) -> None:
-    """The same for the numbers' file and the pictures' folder, where they are wanted."""
+    """Check the file for the numbers and the folder for the pictures, if they are wanted."""
     check_file(json, "--json")
     if figures:
         check_folder(figures)
@@ -136,6 +136,6 @@ def write_json(path: Path, tree: dict[str, Any]) -> None:
 
 
 def table(title: str, rows: dict[str, str], width: int = 0) -> str:
-    """Labels and what is said of each, side by side; the labels at least `width` wide."""
+    """A title above rows of a label and its value, the labels at least `width` wide."""
     width = max(width, *map(len, rows))
     return "\n".join([title, *(f"  {label:<{width}}  {value}" for label, value in rows.items())])
