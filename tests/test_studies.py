@@ -104,7 +104,10 @@ def test_studies_of_images_refuse_other_data_before_any_work(of_volumes, tmp_pat
             with pytest.raises(SystemExit, match="2"):
                 main(["study", name, *some])
             said = capsys.readouterr().err
-            assert f"the study {name} is about images" in said and "of volumes; of any data there are sequence" in said
+            assert (
+                f"the study {name} is about images" in said
+                and "is for volumes; the studies for any data are sequence" in said
+            )
     with pytest.raises(SystemExit, match="2"):
         main(["study", "sequence", *given])
     said = capsys.readouterr().err

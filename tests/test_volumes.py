@@ -377,7 +377,7 @@ def test_volumes_are_evaluated_without_a_network_of_images(trained, cubes, tmp_p
     main(["likelihood", *words, "--n", "2", "--levels", "3"])
     said = capsys.readouterr().out
     assert "2 volumes of 210 dimensions" in said and "standard error over volumes" in said
-    assert "as of 8-bit pixels, of values in [0, 1]" in said
+    assert "as for 8-bit pixels, with values in [0, 1]" in said
 
 
 def test_the_distance_tells_samples_from_data(trained, cubes):
@@ -398,12 +398,12 @@ def test_what_is_for_images_is_refused_in_words(trained, cubes, capsys):
         *("fid", "kid", "neighbours", "spectrum"),
     )
     with pytest.raises(
-        UsageError, match=r"only images have FID and KID, .*; the model makes volumes, which have modes, neighbours"
+        UsageError, match=r"only images have FID and KID, .*; for the model's volumes there are modes, neighbours"
     ):
         check_kind(["fid", "kid", "spectrum"], domain)
     with pytest.raises(SystemExit, match="2"):
         main(["evaluate", str(trained), "--data", str(cubes), "--metrics", "kid", "--n", "10"])
-    assert "only images have KID, by" in capsys.readouterr().err
+    assert "only images have KID, computed by" in capsys.readouterr().err
     images = load_images(config(cubes), held_out_most=None)
     with pytest.raises(
         UsageError, match="covariances of 20 features, and 10 volumes do not determine one; give --n 21"

@@ -1,4 +1,4 @@
-"""Measuring a trained model: how well it explains images, and how good its own are."""
+"""Measuring a trained model: how well it explains images, and how good its samples are."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ihdm.run import settings_of
 def images_for(
     model: Model, source: str, resize: bool = False, label: str | None = None, name: str | None = None
 ) -> ImageSet:
-    """The images of a source, which must have the shape of the model's own, or are brought to it.
+    """The images of a source, which must have the model's shape or, with `resize`, are brought to it.
 
-    label: of those that are wanted; None: all of them. name: where the model is from. If that is in a run folder, and
+    label: take only images with this label; None: all. name: where the model is from; if that is in a run folder and
     the source is what it was trained on, the same images are held out as in training.
     """
     config, domain = DataConfig(source=source, labels=label is not None), model.config.domain
@@ -33,7 +33,7 @@ def images_for(
         if found.shape != domain.shape and domain.kind == "images":
             raise UsageError(
                 f"the model makes images of {_words(domain.shape)}, and those of {source} are {_words(found.shape)} "
-                f"(channels x height x width); with --resize they are brought to the model's"
+                f"(channels x height x width); --resize brings them to the model's shape"
             )
         if found != domain:
             theirs = f"{found.words}{', but not of the same one' * (found.words == domain.words)}"

@@ -21,7 +21,7 @@ from ihdm.processes import bounded
 from ihdm.progress import progress_bar
 from ihdm.workers import Workers
 
-PRIOR_BATCH = 512  # images whose distances to the prior's are computed at a time
+PRIOR_BATCH = 512  # images whose distances to those of the prior are computed at a time
 FITTED = 1024  # training images that the variance of the last step is fitted to
 
 
@@ -32,7 +32,7 @@ class Likelihood:
     bounds: list[Bound]
     by_level: Tensor  # (K, bounds): the mean of L_0, ..., L_{K-1}; nan where no image was looked at
     dimensions: int
-    levels: int  # looked at for each image, of K
+    levels: int  # evaluated for each image, of K
     seed: int
     noun: str = "image"
 
@@ -53,7 +53,7 @@ class Likelihood:
             "levels": self.levels,
             "seed": self.seed,
             "bits_per_dimension": "nats / (dimensions ln 2) + 8",
-            "standard_error": f"over {self.noun}s" if self.images > 1 else f"null: one {self.noun} does not tell it",
+            "standard_error": f"over {self.noun}s" if self.images > 1 else f"null: a single {self.noun} gives none",
             "bounds": [self._tree(*pair) for pair in zip(self.bounds, self.by_level.T)],
         }
 
@@ -87,10 +87,10 @@ def likelihood(
 ) -> Likelihood:
     """Bounds on -log p of uint8 images (N, C, H, W), or of other data (Eq. 5-10), as many as the process has.
 
-    train: images to fit the variance of the last step to; unless given, the images themselves, which flatters a little.
-    levels: how many to evaluate the network at for each image, drawn by chance; None: all of them.
-    options: the process's own, such as delta_ratio, several values of delta / sigma.
-    Image i has its own noise and levels, which depend on the seed and i alone.
+    train: images to fit the variance of the last step to; None: the images themselves, which flatters the bound a bit.
+    levels: how many levels to evaluate the network at for each image, level 1 and others drawn at random; None: all.
+    options: those of the process, such as delta_ratio, several values of delta / sigma.
+    Image i has its own noise and levels, which depend only on the seed and i.
     """
     workers, process = workers or Workers(), model.process
     bounding = bounded(process).bounding(**options)
@@ -109,7 +109,7 @@ def likelihood(
 
 
 def _last_steps(model: Model, runner: Runner, images: Images, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images, with noise of their own for level 1."""
+    """Batches of images, each image with its own noise for level 1."""
     some = spread(images, FITTED)
     first = 0
     for batch in some.split(runner.size(len(some))):
@@ -132,7 +132,7 @@ def _answers(
     shown = runner.execution.progress
     with progress_bar(total=levels.numel(), desc="evaluating", unit="level", disable=not shown) as bar:
         for first in range(0, len(images), size):
-            rows = torch.arange(first, first + size).clamp_max(len(images) - 1)  # all batches alike, for the recording
+            rows = torch.arange(first, first + size).clamp_max(len(images) - 1)  # batches of one size, to be recorded
             own = rows[: len(images) - first]
             u_0, image = to_unit(images[rows].to(model.device)), (rows + numbers.start).to(model.device)
             columns = []
@@ -141,7 +141,7 @@ def _answers(
                     columns.append(ask(u_0, k.to(model.device), image)[: len(own)].cpu())
                     bar.update(len(own))
             found.append(torch.stack(columns, dim=1))
-    if not found:  # a process without images has to know all the same how many numbers there are
+    if not found:  # a process without images must still know how many numbers an answer has
         u_0, k = torch.zeros(1, *model.config.shape), torch.ones(1, dtype=torch.long)
         answer = bounding.ask(runner.network, u_0.to(model.device), k.to(model.device), u_0.to(model.device))
         return answer[:0, None].expand(0, levels.shape[1], -1).cpu()

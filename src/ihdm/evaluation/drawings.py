@@ -59,7 +59,7 @@ def spectra(folder: Path, domain: Domain, rings: Rings, powers: dict[str, Tensor
 
 
 def likelihood(folder: Path, found: Likelihood) -> Path:
-    """The bounds in bits, the paper's over delta, if the process has those, and the terms of all over the levels."""
+    """The bounds in bits (the paper's over delta, if the process has them), and the terms of all over the levels."""
     path = folder / "likelihood.png"
     bits = {bound.row: bits_per_dimension(bound.total, found.dimensions) for bound in found.bounds}
     swept = {row.delta_ratio: values for row, values in bits.items() if row.delta_ratio is not None}
@@ -76,7 +76,7 @@ def likelihood(folder: Path, found: Likelihood) -> Path:
         drawn: list[Tensor] = []
         for row, values in zip(bits, found.by_level[1:].T):
             known = ~values.isnan()
-            if not any(torch.equal(values[known], other) for other in drawn):  # some differ in L_0 alone
+            if not any(torch.equal(values[known], other) for other in drawn):  # some differ only in L_0
                 right.plot(k[known], values[known], label=row.name)
                 drawn.append(values[known])
         right.set(xlabel="level k", ylabel="L_(k-1), nats", title=f"terms of the bounds, {of}")

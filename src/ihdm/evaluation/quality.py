@@ -1,4 +1,4 @@
-"""The quality of a trained model's samples, beside a set of images."""
+"""The quality of a trained model's samples, compared with a set of images."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from ihdm.pixels import to_unit
 from ihdm.workers import Workers
 
 METRICS = ("fid", "kid", "modes", "neighbours", "spectrum")
-OF_IMAGES = ("fid", "kid")  # which a network that knows photographs computes
-COMPARED = 1000  # samples and held-out images whose nearest training images are looked for
-SPECTRUM_LEAST = 100  # images from which on the lowest ring, of two frequencies, scatters by less than half a decibel
-FULL = 50_000  # samples that figures of the literature are of
+OF_IMAGES = ("fid", "kid")  # computed by a network that was trained on photographs
+COMPARED = 1000  # samples and held-out images whose nearest training images are searched for
+SPECTRUM_LEAST = 100  # with so many images the lowest ring, of two frequencies, scatters by less than half a decibel
+FULL = 50_000  # samples that figures in the literature are computed from
 BATCH = 512
 
 
 @dataclass(frozen=True)
 class Quality:
-    """Figures of samples; those that were not asked for are None or empty. noun: what one of them is called."""
+    """Figures of samples; those that were not asked for are None or empty. noun: what one sample is called."""
 
     samples: int
     seed: int
@@ -59,7 +59,7 @@ class Quality:
     modes_distance: float | None = None
     memorisation: dict[str, Memorisation] = field(default_factory=dict)  # by space
     spectral_distance: float | None = None  # decibels
-    spectra: dict[str, list[float]] = field(default_factory=dict)  # by name; the frequencies too
+    spectra: dict[str, list[float]] = field(default_factory=dict)  # by name, the frequencies among them
     cautions: list[str] = field(default_factory=list)  # what to bear in mind about figures from so many images
 
     def table(self) -> str:
@@ -90,7 +90,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class Samples:
-    """What is kept of the samples: features of all, the first of them as they are kept, their mean power spectrum."""
+    """What is kept of the samples: features of all, the first few as they would be stored, the mean power spectrum."""
 
     features: Tensor
     modes: Tensor
@@ -99,7 +99,7 @@ class Samples:
 
 
 def usual_metrics(domain: Domain) -> tuple[str, ...]:
-    """Those that are measured unless others are asked for."""
+    """The metrics that are measured unless others are asked for."""
     left_out = ("modes",) if domain.kind == "images" else OF_IMAGES
     return tuple(name for name in METRICS if name not in left_out)
 
@@ -110,11 +110,14 @@ def check_metrics(metrics: Sequence[str], n: int) -> None:
         if name not in METRICS:
             raise unknown("metric", name, METRICS)
     if not metrics or n < 2:
-        raise UsageError(f"nothing can be measured with {n} samples and the metrics: {', '.join(metrics) or 'none'}")
+        raise UsageError(
+            f"nothing can be measured with {n} samples and the metrics: {', '.join(metrics) or 'none'}; "
+            f"it takes at least two samples and one metric"
+        )
 
 
 def check_images(metrics: Sequence[str], n: int, images: ImageSet, split: str, allow_few: bool) -> None:
-    """Refuse before any work what cannot be measured against such images, or not soundly."""
+    """Refuse, before any work, what cannot be measured soundly against such images."""
     reference, domain = len(split_images(images, split)), images.domain
     nouns, few = f"{domain.noun}s", min(n, reference)
     check_kind(metrics, domain)
@@ -129,10 +132,12 @@ def check_images(metrics: Sequence[str], n: int, images: ImageSet, split: str, a
             )
         raise UsageError(
             f"FID compares covariances of {FEATURES:,} features, and {what} do not determine one: the figure "
-            f"would be far too high; {remedy}, or take it as it is with --allow-few"
+            f"would be far too high; {remedy}, or accept that with --allow-few"
         )
     if reference < 2:
-        raise UsageError(f"there are too few {nouns} to compare with: {reference} in the {split} split")
+        raise UsageError(
+            f"there are too few {nouns} to compare with: {reference} in the {split} split, and at least two are needed"
+        )
     if "spectrum" in metrics and math.prod(domain.grid) == 1:
         raise UsageError(f"{nouns} of a single value have no spectrum; choose other metrics (--metrics neighbours)")
     needed = Modes(domain.laplacian, domain.shape[0]).count + 1 if "modes" in metrics else 0
@@ -140,22 +145,22 @@ def check_images(metrics: Sequence[str], n: int, images: ImageSet, split: str, a
         which = f"--n {needed} or more" if reference >= needed else f"a set of {needed} {nouns} or more"
         raise UsageError(
             f"the distance of modes compares covariances of {needed - 1} features, and {few:,} {nouns} do not "
-            f"determine one; give {which}, leave it out (--metrics neighbours spectrum), or take it as it is with "
+            f"determine one; give {which}, leave it out (--metrics neighbours spectrum), or accept that with "
             f"--allow-few"
         )
     if "neighbours" in metrics and not len(images.held_out):
         raise UsageError(
-            f"the distance to training {nouns} is compared with that of held-out {nouns}, and there are none; leave it "
-            f"out (--metrics {' '.join(name for name in usual_metrics(domain) if name != 'neighbours')})"
+            f"neighbours compares distances to training {nouns} with those of held-out {nouns}, and there are none; "
+            f"leave it out (--metrics {' '.join(name for name in usual_metrics(domain) if name != 'neighbours')})"
         )
 
 
 def check_kind(metrics: Sequence[str], domain: Domain) -> None:
-    """Refuse for other data what only images have."""
+    """Refuse metrics that only images have, for other data."""
     if domain.kind != "images" and (wrong := [name for name in metrics if name in OF_IMAGES]):
         raise UsageError(
-            f"only images have {' and '.join(name.upper() for name in wrong)}, by a network that was trained on "
-            f"photographs; the model makes {domain.noun}s, which have {', '.join(usual_metrics(domain))}"
+            f"only images have {' and '.join(name.upper() for name in wrong)}, computed by a network that was trained "
+            f"on photographs; for the model's {domain.noun}s there are {', '.join(usual_metrics(domain))}"
         )
 
 
@@ -172,21 +177,21 @@ def cautions(metrics: Sequence[str], n: int, reference: int, noun: str = "image"
     few, found = min(n, reference), []
     if "fid" in metrics and few < FEATURES:
         found.append(
-            f"warning: FID from {few:,} images is biased upwards by far, as they do not determine a "
-            f"covariance of {FEATURES:,} features; it compares with nothing else"
+            f"warning: FID from {few:,} images is strongly biased upwards, as they do not determine a "
+            f"covariance of {FEATURES:,} features; it cannot be compared with any other figure"
         )
     elif "fid" in metrics and n < FULL:
         found.append(
-            f"note: FID from {n:,} samples is biased upwards; compare it with figures from as many samples only"
+            f"note: FID from {n:,} samples is biased upwards; compare it only with figures from as many samples"
         )
     if "kid" in metrics and few < KID_LEAST:
         found.append(
-            f"note: KID from {few:,} images is unbiased, but how far off it may be cannot be told; at least "
-            f"{KID_LEAST:,} samples and images are needed for that"
+            f"note: KID from {few:,} images is unbiased, but its error cannot be told; that takes at least "
+            f"{KID_LEAST:,} samples and images"
         )
     if "spectrum" in metrics and few < SPECTRUM_LEAST:
         found.append(
-            f"warning: spectra of {few:,} {noun}s scatter, and so the log spectral distance is too high; at least "
+            f"warning: spectra of {few:,} {noun}s scatter, which makes the log spectral distance too high; at least "
             f"{SPECTRUM_LEAST} samples and {noun}s are needed"
         )
     return found
@@ -209,8 +214,8 @@ def evaluate(
 ) -> Quality | None:
     """Measure n samples against the images of a split; None in processes other than the main one.
 
-    inception: on the device that it is to use; None if no metric needs it. metrics: None: those that are usual for such
-    data. sampling: how to sample (`Model.sample`), with labels and guidance.
+    inception: the network, on the device to use; None if no metric needs it. metrics: None: those that are usual for
+    such data. sampling: how to sample (`Model.sample`), labels and guidance included.
     """
     domain = model.config.domain
     metrics = usual_metrics(domain) if metrics is None else metrics
@@ -268,7 +273,7 @@ def _generate(
     execution: Execution,
     sampling: dict[str, Any],
 ) -> Samples:
-    """Make the samples of all processes and look at each once."""
+    """Make this process's share of the samples, look at each once, and gather what all processes found."""
     share = workers.share(n)
     seen: list[Tensor] = [torch.empty(0, inception.num_features if inception else 0)]
     of_modes: list[Tensor] = [torch.empty(0, modes.count if modes else 0, dtype=torch.float64)]
@@ -296,7 +301,7 @@ def _generate(
 def _reference(name: str, split: str, images: Images, inception: Inception, workers: Workers) -> Reference:
     """Features of a data set: from the cache, or computed by all processes together and kept there.
 
-    Of images outside of the memory few are held at a time.
+    Images that do not fit into memory are read a few at a time.
     """
     pixels = hashlib.blake2b(digest_size=16)
     for batch in images.split(BATCH):
@@ -327,7 +332,7 @@ def _some(held_out: Tensor) -> Tensor:
 def _neighbours(
     samples: Samples, images: ImageSet, sources: dict[str, Reference], device: torch.device
 ) -> dict[str, tuple[Neighbours, Neighbours]]:
-    """Nearest training images of samples and of held-out images, by space; other data have that of values alone."""
+    """Nearest training images of samples and of held-out images, by space; other data have only the space of values."""
     own = "pixels" if images.domain.kind == "images" else "values"
     banks = {own: images.train[:]}
     queries = {own: (samples.first, _some(images.held_out))}

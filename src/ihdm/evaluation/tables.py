@@ -1,4 +1,4 @@
-"""Figures in words, for people."""
+"""Figures as text, for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def likelihood(found: Likelihood) -> str:
     K, left = found.K, max(len(bound.row.name) for bound in found.bounds)
     levels = f"all {K} levels" if found.levels == K else f"{found.levels} of {K} levels each"
     one, noun = found.images == 1, found.noun
-    error = f"without an error, which one {noun} does not tell" if one else f"mean +- standard error over {noun}s"
+    error = f"without an error, as a single {noun} gives none" if one else f"mean +- standard error over {noun}s"
     lines = [
         f"{found.images:,} {noun}{'' if one else 's'} of {found.dimensions:,} dimensions, {levels}, seed {found.seed}; "
         f"nats, {error}",
@@ -27,7 +27,7 @@ def likelihood(found: Likelihood) -> str:
         cells.append(_words(bits_per_dimension(bound.total, found.dimensions), 3))
         row = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, HEADS.values()))
         lines.append(f"{bound.row.name:<{left}} {row}")
-    scale = "for 8-bit pixels scaled to [0, 1]" if noun == "image" else "as of 8-bit pixels, of values in [0, 1]"
+    scale = "for 8-bit pixels scaled to [0, 1]" if noun == "image" else "as for 8-bit pixels, with values in [0, 1]"
     return "\n".join([*lines, "", f"bits/dim: nats / (dimensions ln 2) + 8, {scale}"])
 
 

@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 
 STUDIES = {
     "sequence": "forward and generative sequences (Fig. 1, 4a)",
-    "branches": "one start, branching at given levels: a tree (Fig. 4b)",
+    "branches": "one start that branches into a tree at given levels (Fig. 4b)",
     "same-start": "many samples from one blank image (App. D.1)",
     "delta-sweep": "increasing sampling noise: samples, their quality and the bound (Fig. 5, App. C.3, D.3)",
     "colour-and-shape": "the start decides the colour, the noise the shape (Fig. 6a, App. D.4)",
-    "interpolation": "between two samples, beside the diffusion baseline (Fig. 6b, App. D.2)",
-    "input-gradients": "which input pixels a step looks at, beside the diffusion baseline (Fig. 7)",
-    "few-shot": "learning from twenty images, beside the diffusion baseline (App. C.2)",
-    "sigma-robustness": "several training noises against sampling noise (App. C.1)",
+    "interpolation": "interpolation between two samples, compared with the diffusion baseline (Fig. 6b, App. D.2)",
+    "input-gradients": "which input pixels a step looks at, compared with the diffusion baseline (Fig. 7)",
+    "few-shot": "learning from twenty images, compared with the diffusion baseline (App. C.2)",
+    "sigma-robustness": "which sampling noise suits which training noise (App. C.1)",
     "sigma-zero": "why training needs noise (App. C.5)",
-    "prior-overlap": "L_K over the widest blur (App. C.4)",
-    "blur-operators": "three ways to blur, and what models make of them (App. C.6)",
+    "prior-overlap": "how L_K depends on the widest blur (App. C.4)",
+    "blur-operators": "three ways to blur, and how well models do with them (App. C.6)",
     "power-spectrum": "spectra under noising and under blurring (Fig. 3, App. B.5-B.6)",
     "neighbours": "samples and their nearest training images (App. D.5)",
     "langevin-limit": "with many levels a step becomes a Langevin step (App. A.4)",
     "network-bias": "how far a learned step is from the best linear one (beyond the paper)",
-    "exact-steps": "the paper's steps beside fewer and fewer exact steps (beyond the paper)",
-    "family": "blur and noise processes, trained alike: samples, quality by steps, bounds (beyond the paper)",
-    "how-much-blur": "blurring diffusion with more blur, and later blur, trained alike (beyond the paper)",
+    "exact-steps": "the paper's steps compared with fewer and fewer exact steps (beyond the paper)",
+    "family": "processes of blur and noise, trained alike: samples, quality by steps, bounds (beyond the paper)",
+    "how-much-blur": "blurring diffusion with more blur and with later blur, trained alike (beyond the paper)",
     "restore": "restoring blurred images: how close to the truth, and how sure (beyond the paper)",
 }
 
@@ -44,7 +44,7 @@ def run(name: str, lab: Lab) -> tuple[Findings, Judged]:
     if lab.only:
         _check_parts(name, lab.only, module.parts(lab.quick) if hasattr(module, "parts") else {})
     lab.check_kind(name)
-    _ = lab.images  # refused before any work if they are not the model's
+    _ = lab.images  # images that do not fit the model are refused before any work
     findings = module.study(lab)
     judged = Judged(findings.claim or module.CLAIM, module.verdict(findings.numbers))
     lab.write(name, STUDIES[name], findings, judged)
@@ -54,7 +54,7 @@ def run(name: str, lab: Lab) -> tuple[Findings, Judged]:
 def _check_parts(name: str, chosen: tuple[str, ...], parts: Iterable[str]) -> None:
     parts = list(parts)
     if not parts:
-        raise UsageError(f"the study {name} has no parts: --only is for those that train one process after the other")
+        raise UsageError(f"the study {name} has no parts; --only is for studies that train several processes")
     for part in chosen:
         if part not in parts:
             raise unknown(f"part of {name}", part, parts)

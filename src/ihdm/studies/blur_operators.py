@@ -1,4 +1,4 @@
-"""Three ways to blur: how much they differ, how long they take, what models make of them (App. C.6)."""
+"""Three ways to blur: how much they differ, how long they take, and how well models do with them (App. C.6)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ MODELS: dict[str, tuple[str, ...]] = {"cosine basis": (), "Gaussian filter": ("p
 IMAGES, POINTS, SHOWN, SAMPLES = 32, 12, 5, 5
 SLOW, TIME_ERROR = 2.0, 0.25  # times as long; the error of such a ratio, as a share
 CLAIM = (
-    "a model trained with the Gaussian filter is farther from the data by more than two standard errors, and at "
-    "the widest blur finite differences take more than twice as long as the cosine basis (told if more than half "
-    "as long again from that)."
+    "a model trained with the Gaussian filter is farther from the data than one trained with the cosine basis, by "
+    "more than two standard errors, and at the widest blur finite differences take more than twice as long as the "
+    "cosine basis (a ratio between 1 and 3 is too small to tell)."
 )
 
 
@@ -78,16 +78,15 @@ def study(lab: Lab) -> Findings:
             "distance_error": {name: found.error for name, found in distances.items()},
             "distance_is": lab.distance_name,
         },
-        "the Gaussian filter darkens the edges, as it takes what is outside for black; finite differences agree with "
-        "the "
-        "heat equation but take ever more steps.",
+        "the Gaussian filter darkens the edges, because it takes the outside of the image to be black; finite "
+        "differences agree with the heat equation but take more and more steps as the blur widens.",
         "a model trained with the Gaussian filter is slightly worse on CIFAR-10 (FID 22.44 instead of 18.96); finite "
         "differences would be slow (App. C.6).",
         f"at the widest blur, {widths[-1]:.3g} pixels, the root mean square difference from the heat equation is "
         + ", ".join(f"{values[-1]:.2g} ({name})" for name, values in apart.items())
         + "; blurring takes "
         + ", ".join(f"{value:.3g} ms ({name})" for name, value in last.items())
-        + f". {lab.distance_name} of models: "
+        + f". {lab.distance_name} of the trained models: "
         + ", ".join(f"{value:.4g} ({name})" for name, value in distance.items())
         + ".",
     )
@@ -102,15 +101,15 @@ def verdict(numbers: dict[str, Any]) -> Verdict:
 
 
 def _between(count: int, most: int) -> list[int]:
-    """At most so many numbers from 0 to count - 1, both included."""
+    """At most `most` evenly spaced numbers from 0 to count - 1, both included."""
     return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
 
 
 def _timed(operator: Any, u_0: Tensor, t: float) -> tuple[Tensor, float]:
-    """The blurred images, and the shortest of three times."""
+    """The blurred images, and the shortest of three times in milliseconds."""
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        blurred = operator.dissipate(u_0, torch.tensor(t)).cpu()  # on the CPU, so that a GPU has finished
+        blurred = operator.dissipate(u_0, torch.tensor(t)).cpu()  # to the CPU, so that a GPU has finished
         times.append(1000 * (time.perf_counter() - start))
     return blurred, min(times)

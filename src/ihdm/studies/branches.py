@@ -1,4 +1,4 @@
-"""One start, the sequence parting in two at given levels (Fig. 4b)."""
+"""One start, whose sequence parts in two at each of the given levels (Fig. 4b)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from ihdm.studies.lab import Findings, Lab, blurring
 from ihdm.studies.verdict import Verdict, every, mean_and_error, told
 
 SPLITS = (0.85, 0.55, 0.3)  # of K
-HALF, APART = 0.43, 2.0  # half a drawn image, and columns of them, in units of their distance
-TREES = 8  # that the distances are averaged over; the first is drawn
-CLAIM = "leaves differ less the later they part, at each split by more than two standard errors over trees."
+HALF, APART = 0.43, 2.0  # half the side of a drawn image and the distance of columns, in units of that of rows
+TREES = 8  # distances are averaged over these; the first is drawn
+CLAIM = (
+    "the later leaves part, the less they differ, by more than two standard errors over trees from each split to the "
+    "next."
+)
 
 
 def study(lab: Lab) -> Findings:
@@ -33,7 +36,7 @@ def study(lab: Lab) -> Findings:
         drawn = drawn or states
         images = states[0].flatten(1)
         for depth, split in enumerate(splits):
-            half = leaves >> depth + 1  # leaves of one side of a split
+            half = leaves >> depth + 1  # leaves on one side of a split
             pairs = images.view(-1, 2, half, images.shape[1])
             distances[split].append(float((pairs[:, 0] - pairs[:, 1]).square().mean(-1).sqrt().mean()))
     apart = {split: sum(values) / TREES for split, values in distances.items()}
@@ -42,19 +45,19 @@ def study(lab: Lab) -> Findings:
     return Findings(
         {"splits": splits, "rms_difference_by_split": apart, "rms_difference_by_tree": distances},
         "leaves that part early differ in shape, leaves that part late only in detail.",
-        "the image branches into plausible variants, ever more alike the later the branches part (Fig. 4b).",
-        f"the root mean square difference of leaves by the level at which they part: {words}.",
+        "the image branches into plausible variants, which are more alike the later they part (Fig. 4b).",
+        f"the root mean square difference between leaves, by the level at which they part: {words}.",
     )
 
 
 def verdict(numbers: dict[str, Any]) -> Verdict:
-    """Differences of one tree are compared with each other."""
+    """Compares differences within the same tree."""
     trees = list(numbers["rms_difference_by_tree"].values())  # from the first split to the last
     return every([told(*mean_and_error([a - b for a, b in zip(*pair)])) for pair in zip(trees, trees[1:])])
 
 
 def _draw(lab: Lab, states: dict[int, Tensor], levels: list[int], sigma_B: Tensor) -> None:
-    """Columns are levels, each branch is drawn once and joined to those it parts into."""
+    """Columns are levels; each branch is drawn once and joined to those it parts into."""
     leaves = len(states[levels[0]])
     with figure(lab.picture("branches"), size=(8.5, 7.6)) as (axis,):
         places: list[list[tuple[float, float]]] = []

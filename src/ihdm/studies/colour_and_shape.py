@@ -15,8 +15,8 @@ from ihdm.studies.verdict import Verdict, every, jackknife, told
 
 SIDE, SHOWN = 8, 6
 CLAIM = (
-    "the start explains more than half of the variance of the mean colour, and the noise more of the rest than "
-    "the start does, each by more than two standard errors."
+    "the start explains more than half of the variance of the mean colour, and the noise explains more of the "
+    "remaining variance than the start does, each by more than two standard errors."
 )
 
 
@@ -36,11 +36,10 @@ def study(lab: Lab) -> Findings:
         axis.xaxis.set_label_position("top")
     return Findings(
         shares | {"standard_error": _errors(matrix)},
-        "a row has one noise: the same shape; a column has one start: the same average colour.",
+        "each row has one noise and so the same shape; each column has one start and so the same average colour.",
         "with the noise fixed, samples from different starts have different colours but similar shapes (Fig. 6a).",
         f"the start explains {100 * shares['colour_explained_by_start']:.0f} % of the variance of the mean colour "
-        f"(the noise "
-        f"{100 * shares['colour_explained_by_noise']:.0f} %); of the rest, the noise explains "
+        f"(the noise {100 * shares['colour_explained_by_noise']:.0f} %); of the rest, the noise explains "
         f"{100 * shares['rest_explained_by_noise']:.0f} % (the start {100 * shares['rest_explained_by_start']:.0f} %).",
     )
 
@@ -53,7 +52,7 @@ def verdict(numbers: dict[str, Any]) -> Verdict:
 
 
 def _shares(matrix: Tensor) -> dict[str, float]:
-    """Of images by noise and by start: what each explains of the mean colour and of the rest."""
+    """Shares of the variance, of the mean colour and of the rest, that the start and the noise explain."""
     colour = matrix.mean((-1, -2), keepdim=True)
     return {
         "colour_explained_by_start": _explained(colour, 1),
@@ -76,7 +75,7 @@ def _errors(matrix: Tensor) -> dict[str, float]:
 
 
 def _explained(matrix: Tensor, axis: int) -> float:
-    """The share of the variance that remains when all but one of the two factors is averaged out."""
+    """The share of the variance that remains when the other of the two factors is averaged out."""
     total = (matrix - matrix.mean((0, 1))).square().sum()
     means = matrix.mean(1 - axis)
     return float((means - means.mean(0)).square().sum() * matrix.shape[1 - axis] / total)

@@ -14,8 +14,8 @@ SHOWN = (0.0, 0.5, 1.0, 1.25, 1.5, 2.0)
 RATIOS = (0.9, 1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35, 1.4)
 COLUMNS = 10
 CLAIM = (
-    "the distance is lowest for a delta from 1.2 to 1.35 sigma, the bound for one from 1 to 1.1 sigma, each lower "
-    "than anywhere else by more than two standard errors."
+    "the distance is lowest for a delta from 1.2 to 1.35 sigma and the bound for a delta from 1 to 1.1 sigma, each "
+    "lower than for any other delta by more than two standard errors."
 )
 
 
@@ -62,9 +62,8 @@ def study(lab: Lab) -> Findings:
             "bits_per_dimension_of_exact_steps": exact,
             "best": best,
         },
-        "columns share start and noise, scaled by delta: too little gives smooth images, too much noisy ones. "
-        "Dotted: the best "
-        "delta for samples and for the bound.",
+        "each column has one start and one noise, which is scaled by delta: too little gives smooth images, too much "
+        "gives noisy ones. Dotted lines: the best delta for samples and for the bound.",
         "delta = 0 gives blank or smooth images; FID is best near 1.3 sigma and the bound near 1.05 sigma (Fig. 5, "
         "App. C.3).",
         f"{lab.distance_name} is best at {best['quality']:g} sigma, the bound at {best['bound']:g} sigma, "
@@ -74,7 +73,7 @@ def study(lab: Lab) -> Findings:
 
 
 def verdict(numbers: dict[str, Any]) -> Verdict:
-    """The paper's 1.25 to 1.3 and 1.05, and what is next to them on the grid."""
+    """The paper's 1.25 to 1.3 and its 1.05, and their neighbours on the grid."""
     ratios, bits = numbers["delta_ratio"], numbers["bits_per_dimension"]
     quality = lowest(ratios, numbers["distance"], numbers["distance_error"], 1.2, 1.35)
     return every([quality, lowest(ratios, bits, numbers["bits_error_to_the_best"], 1.0, 1.1)])

@@ -1,4 +1,4 @@
-"""Samples by the paper's steps and by exact ones in fewer and fewer steps (beyond the paper)."""
+"""Samples with the paper's steps, and with fewer and fewer exact steps (beyond the paper)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ihdm.studies.verdict import Verdict, both, told
 
 COLUMNS = 10
 DIVISORS = (1, 2, 3, 5)  # of K: how many steps
-NOISY = (1.0, 0.5)  # eta, with all levels
+NOISY = (1.0, 0.5)  # values of eta, with all levels
 ORDERS = {1: "first order", 2: "second order"}
 CLAIM = (
-    "exact steps without fresh noise, of second order and half as many as the paper's, come closer to the data "
-    "than those, by more than two standard errors (our own claim)."
+    "exact steps of second order without fresh noise come closer to the data than twice as many of the paper's steps, "
+    "by more than two standard errors (our own claim)."
 )
 
 
@@ -53,11 +53,11 @@ def study(lab: Lab) -> Findings:
     return Findings(
         {"ways": ways, "distance": distance, "distance_error": error, "distance_is": lab.distance_name}
         | {"samples": count, "K": K},
-        "a column has one start and one noise: exact steps without fresh noise (eta 0) come from it in ever fewer "
-        "steps.",
+        "each column has one start and one noise; exact steps without fresh noise (eta 0) grow an image from that "
+        "start in fewer and fewer steps.",
         "not in the paper, whose steps go through all levels.",
-        f"{lab.distance_name} of {count:,} samples: {distance['paper']:.4g} by the paper's {K} steps; by as many exact "
-        f"ones {noisy}; without fresh noise, in {', '.join(map(str, fewer))} steps, {quiet}.",
+        f"{lab.distance_name} of {count:,} samples: {distance['paper']:.4g} with the paper's {K} steps; with as many "
+        f"exact steps {noisy}; without fresh noise, in {', '.join(map(str, fewer))} steps, {quiet}.",
     )
 
 

@@ -10,7 +10,7 @@ from ihdm.studies.relatives import ANCESTRAL, Relative, measured, nearer, sample
 from ihdm.studies.verdict import Verdict, every
 
 EXACT = {"sampler": "exact", "order": 2}
-FAMILY = {  # each names what a preset may have changed, but for K and sigma
+FAMILY = {  # each names all that a preset may have changed, except K and sigma
     "heat": Relative("kind=heat sigma_B_max=auto skip=identity", {"sampler": "paper"}, EXACT | {"eta": 1.0}),
     "growing": Relative("kind=growing sigma_B_max=auto growth=1.5 skip=linear"),
     "soft": Relative("kind=soft sigma_B_max=auto growth=1 skip=plain", {"sampler": "momentum"}, EXACT | {"eta": 0.0}),
@@ -21,9 +21,9 @@ FAMILY = {  # each names what a preset may have changed, but for K and sigma
 }
 MARKERS = "osD^vPX*"
 CLAIM = (
-    "trained alike, noise that grows with the blur (growing) and noise that comes before it (late-blur) both bring "
-    "samples nearer to the data than the paper's process (heat), with a step for every level, each by more than two "
-    "standard errors (our own claim)."
+    "trained alike and sampled with a step for every level, noise that grows with the blur (growing) and noise that "
+    "comes before it (late-blur) both bring samples nearer to the data than the paper's process (heat) does, each by "
+    "more than two standard errors (our own claim)."
 )
 
 
@@ -47,10 +47,11 @@ def study(lab: Lab) -> Findings:
         right.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return Findings(
         tree(lab, FAMILY, found),
-        "rows of samples that were not chosen, with the same seeds; which process is near to the data after equal "
-        "training, and which keeps it in few steps.",
-        "heat is its process, with its steps for every level and exact ones for fewer. Soft and cold diffusion, "
-        "blurring diffusion as published and ordinary diffusion are others'; growing and late-blur lie between.",
+        "rows of samples with the same seeds, none of them selected; which process is close to the data after equal "
+        "training, and which stays close in few steps.",
+        "heat is its process, sampled with the paper's steps if there is one for every level and with exact steps if "
+        "there are fewer. Soft and cold diffusion, blurring diffusion as published and ordinary diffusion are by "
+        "others; growing and late-blur lie in between.",
         words(lab, FAMILY, found),
     )
 

@@ -1,4 +1,4 @@
-"""Learning from twenty images, beside the diffusion baseline (App. C.2)."""
+"""Learning from twenty images, compared with the diffusion baseline (App. C.2)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ihdm.studies.verdict import Verdict, every, told
 
 IMAGES, STAGES, SHOWN, COLUMNS = 20, 8, 4, 6
 SAMPLES = 100
-NEW = 0.5  # of the usual distance: nearer images are copies
-SCORE_ERROR = 0.1  # of a ratio of medians of 100 distances or so, each of which scatters by a third: at most
+NEW = 0.5  # of the usual distance; nearer images count as copies
+SCORE_ERROR = 0.1  # at most, for a ratio of medians of about 100 distances, each of which scatters by a third
 CLAIM = (
-    "at the end of the training samples of inverse heat dissipation are at least half as far from the twenty "
-    "images as held-out images are, and those of DDPM are not (told if both are more than 0.2 from a half)."
+    "at the end of training, samples of inverse heat dissipation are at least half as far from the twenty images as "
+    "held-out images are, and samples of DDPM are not (a ratio within 0.2 of a half is too small to tell)."
 )
 
 
@@ -63,10 +63,10 @@ def study(lab: Lab) -> Findings:
         middle.legend()
     return Findings(
         {"steps": taken, "memorisation_score": scores, "held_out_loss": losses, "images": IMAGES},
-        "samples along the training on twenty images, how close they are to those, and the loss on others.",
-        "trained on the first 20 MNIST digits, a diffusion model makes copies of them or nothing plausible, inverse "
-        "heat dissipation new digits (App. C.2).",
-        "the median distance of samples to the nearest training image, in units of that of held-out images: "
+        "samples in the course of training on twenty images, how close they are to those, and the loss on others.",
+        "trained on the first 20 MNIST digits, a diffusion model makes copies of them or nothing plausible, while "
+        "inverse heat dissipation makes new digits (App. C.2).",
+        "the median distance from samples to the nearest training image, in units of that from held-out images: "
         + "; ".join(f"{name} {_in_words(taken[name], values)}" for name, values in scores.items())
         + ". The held-out loss is lowest at step "
         + ", ".join(f"{taken[name][values.index(min(values))]:,} ({name})" for name, values in losses.items())
@@ -82,14 +82,14 @@ def verdict(numbers: dict[str, Any]) -> Verdict:
 
 
 def _in_words(steps: list[int], scores: list[float | None]) -> str:
-    """A score at the beginning, in the middle and at the end."""
+    """The scores at the beginning, in the middle and at the end."""
     places = (0, (len(steps) - 1) // 2, len(steps) - 1)
     words = [f"{score:.2f}" if (score := scores[i]) is not None else "no figure" for i in places]
     return ", ".join(f"{word} at step {steps[i]:,}" for word, i in zip(words, places))
 
 
 def _samples(lab: Lab, model: Model, saved: Path) -> Tensor:
-    """Of the averaged weights of a checkpoint."""
+    """Samples from the averaged weights of a checkpoint."""
     model.network.load_state_dict(load_file(saved / "average.safetensors"))
     return to_bytes(model.sample(SAMPLES, lab.seed, execution=lab.execution))
 

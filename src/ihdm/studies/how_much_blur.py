@@ -1,4 +1,4 @@
-"""Blurring diffusion with more and more blur, and later blur, trained alike, beside the paper's process (beyond it)."""
+"""Blurring diffusion with more blur and with later blur, compared with the paper's process (beyond the paper)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ QUICK_WIDTHS = {2: (0, 2, 20), 4: (8, 20)}
 NAMES = {2: "blur", 4: "late"}  # by blur_power
 MARKERS = {2: "o-", 4: "s--"}
 CLAIM = (
-    "blur betters samples: trained alike, blurring diffusion with sigma_B,max = 20 and blur_power 2 comes nearer to "
-    "the data than without blur, with a step for every level, by more than two standard errors (Hoogeboom and "
-    "Salimans 2022, whose network is plain and trained for long)."
+    "blur improves samples: trained alike and sampled with a step for every level, blurring diffusion with "
+    "sigma_B,max = 20 and blur_power 2 comes nearer to the data than without blur, by more than two standard errors "
+    "(Hoogeboom and Salimans 2022, whose network is plain and was trained for long)."
 )
 
 
@@ -51,9 +51,9 @@ def study(lab: Lab) -> Findings:
         right.legend()
     return Findings(
         tree(lab, relatives, found),
-        "rows of samples that were not chosen, with the same seeds, by more and more blur; where the curve is lowest, "
-        "and whether later blur costs less.",
-        "not in the paper. Hoogeboom and Salimans (2022) report that blur betters the FID of diffusion.",
+        "rows of samples with the same seeds, none of them selected, with more and more blur; where the curve is "
+        "lowest, and whether later blur costs less.",
+        "not in the paper. Hoogeboom and Salimans (2022) report that blur improves the FID of diffusion.",
         words(lab, relatives, found),
     )
 

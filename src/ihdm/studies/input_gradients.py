@@ -1,4 +1,4 @@
-"""Which input pixels a step looks at, beside the diffusion baseline (Fig. 7)."""
+"""Which input pixels a step looks at, compared with the diffusion baseline (Fig. 7)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SHARES = (0.05, 0.3, 0.6, 0.95)  # of K
 IMAGES = 8
 RADIUS = 0.15  # of the longer side
 CLAIM = (
-    "at the finest level looked at, more of the gradient is near the pixel with inverse heat dissipation than "
-    "with DDPM, and more than at its own coarsest level, each by more than two standard errors over images."
+    "at the finest level looked at, inverse heat dissipation has more of its gradient near the pixel than DDPM has, "
+    "and more than it has itself at the coarsest level, each by more than two standard errors over images."
 )
 
 
@@ -40,26 +40,25 @@ def study(lab: Lab) -> Findings:
     return Findings(
         {"shares_of_K": SHARES, "share_within_radius": local, "share_by_image": by_image, "mean": mean}
         | {"radius": RADIUS},
-        "the gradient of one output pixel, in the centre, of the mean of a step by all input pixels, signed, on a "
+        "the gradient of the central pixel of a step's mean with respect to all input pixels, signed, on a "
         "logarithmic scale.",
-        "the network of inverse heat dissipation looks at pixels nearby at fine levels and ever farther at coarse "
-        "ones; that of a "
-        "diffusion model looks at the whole image, even late (Fig. 7).",
-        f"the share of the absolute gradient, the pixel itself aside, within {RADIUS:g} of the image's side: "
+        "the network of inverse heat dissipation looks at nearby pixels at fine levels, and farther and farther away "
+        "at coarser ones; that of a diffusion model looks at the whole image, even late (Fig. 7).",
+        f"the share of the absolute gradient, without the pixel itself, within {RADIUS:g} of the image's side: "
         + "; ".join(f"{name} " + ", ".join(f"{value:.2f}" for value in values) for name, values in local.items())
-        + " from fine to coarse levels.",
+        + " (each from fine to coarse levels).",
     )
 
 
 def verdict(numbers: dict[str, Any]) -> Verdict:
-    """Image by image."""
+    """Compares gradients image by image."""
     heat, diffusion = (numbers["share_by_image"][name] for name in ("inverse heat", "DDPM"))
     pairs = ((heat[0], diffusion[0]), (heat[0], heat[-1]))
     return every([told(*mean_and_error([a - b for a, b in zip(*pair)])) for pair in pairs])
 
 
 def _gradients(model: Model, u_0: Tensor, k: int, seed: int) -> Tensor:
-    """d (mean of a step)[centre] / d u_k, summed over output channels, for each image (B, H, W), without the pixel."""
+    """d (mean of a step)[centre] / d u_k, summed over channels, for each image (B, H, W); 0 at the pixel itself."""
     level = torch.full((len(u_0),), k, device=u_0.device)
     generator = torch.Generator(u_0.device).manual_seed(seed)
     eps = torch.randn(u_0.shape, generator=generator, device=u_0.device)

@@ -1,4 +1,4 @@
-"""Between two samples, beside the diffusion baseline (Fig. 6b, App. D.2)."""
+"""Interpolation between two samples, compared with the diffusion baseline (Fig. 6b, App. D.2)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ihdm.studies.verdict import Verdict, mean_and_error, told
 PAIRS, STEPS, SHOWN = 24, 25, 9
 AT_ONCE = 4  # pairs in a batch
 CLAIM = (
-    "the largest over the mean step is smaller with inverse heat dissipation than with DDPM, on average over "
-    "pairs of samples by more than two standard errors."
+    "the ratio of the largest step to the mean step is smaller with inverse heat dissipation than with DDPM, on "
+    "average over pairs of samples and by more than two standard errors."
 )
 
 
@@ -36,10 +36,11 @@ def study(lab: Lab) -> Findings:
         tiles(axis, rows, [label for name in strips for label in (name, "")])
     return Findings(
         {"largest_over_mean_step": roughness, "mean": mean},
-        "ends are two samples; between, the blurred start is interpolated linearly, and all noise on a circle.",
-        "interpolations are smooth, where those of a diffusion model (with its noise interpolated too) change "
+        "the ends are two samples; between them the blurred start is interpolated linearly, and all noise along a "
+        "circle.",
+        "interpolations are smooth, while those of a diffusion model (with its noise interpolated too) change "
         "abruptly (Fig. 6b).",
-        f"the largest over the mean step between neighbours, by their values, averaged over "
+        f"the ratio of the largest step between neighbours to the mean step, by their values, averaged over "
         f"{PAIRS} pairs: "
         + ", ".join(f"{name} {value:.2f}" for name, value in mean.items())
         + " (1 is perfectly even).",
@@ -47,7 +48,7 @@ def study(lab: Lab) -> Findings:
 
 
 def verdict(numbers: dict[str, Any]) -> Verdict:
-    """DDIM, which the paper does not speak of, does not count."""
+    """DDIM does not count, as the paper does not mention it."""
     found = numbers["largest_over_mean_step"]
     return told(*mean_and_error([other - own for own, other in zip(found["inverse heat"], found["DDPM"])]))
 
@@ -64,6 +65,6 @@ def _between(lab: Lab, model: Model, pairs: range) -> Tensor:
 
 
 def _roughness(strip: Tensor) -> float:
-    """The largest step from one image to the next over the mean one."""
+    """The largest step from one image to the next, divided by the mean step."""
     steps = strip.diff(dim=0).flatten(1).norm(dim=1)
     return float(steps.max() / steps.mean())

@@ -1,4 +1,4 @@
-"""What every study works with: images, trained models, a way to tell sets apart, and a place for results."""
+"""What every study works with: images, trained models, a distance between sets of images, and a place for results."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from ihdm.studies.verdict import Judged, jackknife
 from ihdm.trainer import Trainer
 
 QUICK = ("trainer.steps=600", "trainer.checkpoint_every=600", "trainer.sample_every=600")
-USUAL = ("mnist-small", "digits")  # presets that are taken unless one is named
-PAPER: dict[str, Any] = {"sampler": "paper", "steps": None}  # the paper's steps, however a model is sampled by itself
-PAPER_WORDS = ("sampling.sampler=paper", "sampling.steps=auto")  # the same, of a model that is to be trained
-SAMPLING = "sampling."  # settings that a given model has to follow too
-ANY_DATA = ("sequence", "power-spectrum", "interpolation", "network-bias")  # studies of any data, not of images alone
-NOT_TRAINED = ("engine.", "sampling.", "data.source")  # what makes no other weights; images have a fingerprint
+USUAL = ("mnist-small", "digits")  # presets used when none is named
+PAPER: dict[str, Any] = {"sampler": "paper", "steps": None}  # the paper's steps, whatever a model's own sampling
+PAPER_WORDS = ("sampling.sampler=paper", "sampling.steps=auto")  # the same, for a model to be trained
+SAMPLING = "sampling."  # begins the settings that apply to a given model too
+ANY_DATA = ("sequence", "power-spectrum", "interpolation", "network-bias")  # studies of any data, not only of images
+NOT_TRAINED = ("engine.", "sampling.", "data.source")  # do not change the weights; images have a fingerprint
 SETTINGS = "config.toml"  # in a run folder
-OF_BLUR = ("schedule", "sigma")  # what settings of a process of blur have
+OF_BLUR = ("schedule", "sigma")  # what the settings of a process of blur have
 BATCH = 512
-GROUPS = 8  # of samples, one of which is left out at a time
+GROUPS = 8  # of samples, left out one at a time
 
 
 class BlurSettings(Protocol):
-    """What studies of blur need of a process's settings."""
+    """What studies of blur need from the settings of a process."""
 
     sigma: float
 
@@ -60,7 +60,7 @@ class BlurSettings(Protocol):
 
 
 class Blurring(Protocol):
-    """What they need of a process."""
+    """What studies of blur need from a process."""
 
     laplacian: Laplacian
     schedule: Schedule
@@ -75,13 +75,13 @@ class Blurring(Protocol):
 
 
 def blur_settings(settings: Any) -> BlurSettings:
-    """The settings of a process, if it is one of blur; else a refusal in words."""
+    """The settings, if they are of a process of blur; refuses others in words."""
     _check(settings, OF_BLUR, PROCESSES.of(settings).title)
     return cast(BlurSettings, settings)
 
 
 def blurring(process: Process) -> Blurring:
-    """The process, if it is one of blur; else a refusal in words."""
+    """The process, if it is one of blur; refuses others in words."""
     _check(process, (*OF_BLUR, "laplacian", "start_noise", "blur", "mean"), process.title)
     return cast(Blurring, process)
 
@@ -89,7 +89,7 @@ def blurring(process: Process) -> Blurring:
 def _check(thing: Any, needed: Sequence[str], title: str) -> None:
     if not _has(thing, needed):
         raise UsageError(
-            f"this study is about blur, and {title} has no levels of blur alone, with one noise sigma for all of them; "
+            f"this study is about blur, and {title} has no levels that differ only in blur, with the same noise sigma; "
             f"give a model or a preset of inverse heat dissipation"
         )
 
@@ -99,12 +99,12 @@ def _has(thing: Any, needed: Sequence[str]) -> bool:
 
 
 def digest(tree: Any) -> str:
-    """A short name for plain values."""
+    """A short name for plain values, by which the same values are found again."""
     return hashlib.blake2b(json.dumps(tree).encode(), digest_size=6).hexdigest()
 
 
 def own_settings(model: str | None) -> str | None:
-    """The file of settings that a model was trained with, if it is in a run folder, and its process one of blur."""
+    """The file of settings that a model was trained with, if it is in a run folder and its process is one of blur."""
     folders = () if model is None else (expanded(model), expanded(model).parent)
     there = [str(folder / SETTINGS) for folder in folders if (folder / SETTINGS).is_file()]
     return next((path for path in there if _has(load_config(path).process, OF_BLUR)), None)
@@ -114,7 +114,7 @@ def own_settings(model: str | None) -> str | None:
 class Findings:
     """numbers: for JSON. look_for, paper, found: what the picture shows, what the paper says, what came out.
 
-    claim: of such data, if it is another than the study's own.
+    claim: for data of this kind, if it differs from the study's own claim.
     """
 
     numbers: dict[str, Any]
@@ -134,12 +134,11 @@ class Distance:
 
 @dataclass(frozen=True)
 class Lab:
-    """out: the folder for results; preset, settings: of models that are trained; model: one to use instead.
+    """out: the folder for results. preset, settings: for the models that are trained.
 
-    Of the settings, only those of sampling are for the model too.
-
-    quick: small and fast rather than sharp, on the embedded digits unless something else is named.
-    only: parts of the study that are computed, the others being shown if they were before; none: all.
+    model_name: a model to use instead; of the settings, only those of sampling apply to it.
+    quick: fast rather than good: small models, few samples, distances of pixels.
+    only: the parts of the study to compute (others are shown if they were computed before); empty: all.
     """
 
     out: Path
@@ -165,7 +164,7 @@ class Lab:
 
     @cached_property
     def images(self) -> ImageSet:
-        """Those that were named, brought to the given model's shape, or those of the preset, which must have it."""
+        """The images named, brought to the given model's shape, or else the preset's, which must have that shape."""
         if self.model_name is not None and self.data is not None:
             return images_for(self._given, self.data, resize=True, name=self.model_name)
         if self.model_name is not None:
@@ -173,17 +172,17 @@ class Lab:
         return load_images(self.config.data, held_out_most=None)
 
     def check_kind(self, name: str) -> None:
-        """Refuse other data than images in studies that are about those."""
+        """Refuse data other than images in studies that are about images."""
         domain = domain_kind(self.config.data.kind) if self.model_name is None else self._given.config.domain
         if domain.kind != "images" and name not in ANY_DATA:
             raise UsageError(
-                f"the study {name} is about images, and {self.model_name or f'the preset {self.preset}'} is of "
-                f"{domain.noun}s; of any data there are {', '.join(ANY_DATA)}"
+                f"the study {name} is about images, and {self.model_name or f'the preset {self.preset}'} is for "
+                f"{domain.noun}s; the studies for any data are {', '.join(ANY_DATA)}"
             )
 
     def _check_shape(self, model: ModelConfig) -> None:
         found, source = data_domain(self.config.data), self.config.data.source
-        named = f"name the {model.domain.noun}s that it was trained on, --data {model.data or 'SOURCE'}"
+        named = f"name the {model.domain.noun}s that it was trained on (--data {model.data or 'SOURCE'})"
         if found == model.domain:
             return
         if {found.kind, model.domain.kind} != {"images"}:
@@ -194,11 +193,11 @@ class Lab:
         of_model, of_data = ("x".join(map(str, shape)) for shape in (model.shape, found.shape))
         raise UsageError(
             f"{self.model_name} makes images of {of_model}, and those of the preset {self.preset} are {of_data} "
-            f"(channels x height x width); {named}, or have these brought to its shape with --data {source}"
+            f"(channels x height x width); {named}, or bring the preset's to its shape with --data {source}"
         )
 
     def held_out(self, most: int) -> Tensor:
-        """At most so many held-out images, evenly spaced; without any, a refusal in words."""
+        """At most `most` held-out images, evenly spaced; refuses in words if there are none."""
         if not len(self.images.held_out):
             raise UsageError(
                 f"this study looks at held-out images, and {self.images.name} has none: it has no test split, and "
@@ -211,28 +210,28 @@ class Lab:
         return choose_precision(self.config.engine.precision, self.device, math.prod(self.images.shape[1:]))
 
     def model(self, *settings: str, images: ImageSet | None = None) -> Model:
-        """The given model, if nothing else is asked for; else one trained with the settings, once for all studies."""
+        """The given model, unless settings or images are named; else one trained with them, once for all studies."""
         if self.model_name is not None and not settings and images is None:
             return self._given
         return self.trained(*settings, images=images)
 
     def paper_model(self) -> Model:
-        """The model by the paper's steps, however it is sampled by itself; refused if it is not one of blur."""
+        """The model sampling with the paper's steps, whatever its own settings; refused if it is not one of blur."""
         model = self.model()
         blurring(model.process)
         return model.sampled(**PAPER)
 
     def trained(self, *settings: str, images: ImageSet | None = None) -> Model:
-        """A model with the settings; it samples as they say, however it was sampled in training."""
+        """A model trained with the settings; it samples as they say, even if it was trained with other sampling."""
         found = Model.from_pretrained(self.run(*settings, images=images) / "model")
         sampling, kind = self.config.with_settings(settings).sampling, PROCESSES.of(found.config.process)
         process = kind.from_state(found.config.process, sampling, found.config.domain, found.process.state())
         return placed(Model(replace(found.config, sampling=sampling), process, found.network), self.device)
 
     def folder(self, *settings: str, images: ImageSet | None = None) -> Path:
-        """Where the run of a model with the settings is, or will be: named by all that makes its weights.
+        """Where the run of a model with the settings is or will be; its name depends on all that shapes its weights.
 
-        Of the settings, those that are not usual: so that what was measured is found again when there are new ones.
+        Only settings that are not the defaults count, so that models are found again when ihdm gains settings.
         """
         unusual = {name: value for name, value in self.unusual(*settings).items() if not name.startswith(NOT_TRAINED)}
         return self.out / "models" / digest([unusual, (images or self.images).fingerprint()])
@@ -257,7 +256,7 @@ class Lab:
 
     @cached_property
     def _given(self) -> Model:
-        """Without guidance away from a weaker network: studies are about what the model's own has learned."""
+        """The given model without guidance by a weaker network: studies are about what its own network has learned."""
         words = [word.removeprefix(SAMPLING).partition("=") for word in self.settings if word.startswith(SAMPLING)]
         model = Model.from_pretrained(str(self.model_name), guided=False).sampled(
             **{name: value for name, _, value in words}
@@ -266,7 +265,7 @@ class Lab:
 
     @property
     def diffusion(self) -> tuple[str, ...]:
-        """Settings of the baseline: denoising diffusion with as many levels, none of them on a smaller grid."""
+        """Settings of the baseline: denoising diffusion with as many levels, all of them on the full grid."""
         whole = ("network.pyramid=none",) if getattr(self.config.network, "pyramid", ()) else ()
         return "process.kind=ddpm", f"process.K={self.config.process.K}", *whole
 
@@ -292,7 +291,7 @@ class Lab:
         return Inception(find_inception(self.inception)).to(self.device)
 
     def features(self, images: Images) -> Tensor:
-        """Of uint8 images: Inception's, or, to be quick, the pixels themselves."""
+        """Features of uint8 images: Inception's or, if quick, the pixels themselves."""
         batches = images.split(BATCH)
         if self.quick:
             return torch.cat([to_unit(batch).flatten(1).cpu() for batch in batches])
@@ -303,10 +302,10 @@ class Lab:
         return Reference.from_features(self.features(self.images.train), self.device)
 
     def distance(self, batches: Iterable[Tensor]) -> Distance:
-        """How far uint8 samples are from the training images: FID, or, to be quick, the same of pixels.
+        """How far uint8 samples are from the training images: FID or, if quick, the same distance of pixels.
 
-        Its error is that of leaving out one of several groups of samples; there is none if samples are fewer than
-        features.
+        Its error comes from leaving out one of several groups of samples at a time; there is none unless there are
+        more samples than features.
         """
         found = torch.cat([self.features(batch) for batch in batches])
         value = frechet_distance(found, self._reference, self.device)
@@ -321,9 +320,9 @@ class Lab:
         return self.out / f"{name}.png"
 
     def command(self, name: str, subject: str) -> str:
-        """What was typed, but for places on this machine: a model and images are called by their names.
+        """The command that was typed, with the names of the model and the images instead of their paths.
 
-        Of a study in parts, what makes all of it.
+        For a study in parts, the command that computes all of them.
         """
         words = ["ihdm", "study", name]
         if self.model_name is not None:

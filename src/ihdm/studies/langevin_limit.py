@@ -18,13 +18,13 @@ LEVELS = (10, 20, 50, 100, 200, 500, 1000, 2000)
 SIGMA, SIGMA_B_MAX = 0.1, 6.0
 POINTS, STATES = 32, 64
 CLAIM = (
-    "from K = 50 on the difference falls as 1 / K, with an exponent of -1 to within 0.1 (told if it is two "
-    "standard errors over the steps in K inside or outside)."
+    "from K = 50 on the difference falls as 1 / K, with an exponent within 0.1 of -1 (decided only if it is more than "
+    "two standard errors, over the steps in K, inside or outside this range)."
 )
 
 
 def study(lab: Lab) -> Findings:
-    """Of a density that is known: as many points, so that the best step and the score have closed forms."""
+    """For a known density, a set of points, so that the best step and the score have closed forms."""
     generator = torch.Generator().manual_seed(lab.seed)
     laplacian = GridLaplacian((8, 8))
     data = torch.rand(POINTS, 1, 8, 8, generator=generator, dtype=torch.float64)
@@ -40,11 +40,10 @@ def study(lab: Lab) -> Findings:
     return Findings(
         {"K": LEVELS, "relative_error": list(errors.values()), "slope": slope},
         "the best step of the reverse process comes as close as one likes to a Langevin step of size sigma^2.",
-        "for K to infinity the loss becomes denoising score matching, and the step with delta = sqrt(2) sigma a "
-        "Langevin step (App. A.4).",
+        "as K goes to infinity, the loss becomes denoising score matching, and the step with delta = sqrt(2) sigma "
+        "becomes a Langevin step (App. A.4).",
         f"the relative difference falls from {errors[LEVELS[0]]:.2g} (K = {LEVELS[0]}) to {errors[LEVELS[-1]]:.2g} "
-        f"(K = "
-        f"{LEVELS[-1]}), as K to the power {slope:.2f}.",
+        f"(K = {LEVELS[-1]}), as K to the power {slope:.2f}.",
     )
 
 
@@ -56,7 +55,7 @@ def verdict(numbers: dict[str, Any]) -> Verdict:
 
 
 def _error(laplacian: GridLaplacian, schedule: Schedule, data: Tensor, choice: Tensor, eps: Tensor) -> float:
-    """|| mu - (u + sigma^2 grad log p_k(u)) || / || sigma^2 grad log p_k(u) || half-way, for draws u of p_k.
+    """|| mu - (u + sigma^2 grad log p_k(u)) || / || sigma^2 grad log p_k(u) || half-way, for draws u from p_k.
 
     The best mu is E[F(t_{k-1}) u_0 | u_k], and u + sigma^2 grad log p_k(u) is E[F(t_k) u_0 | u_k] (Tweedie's formula).
     """

@@ -13,10 +13,10 @@ from ihdm.studies.lab import Findings, Lab
 from ihdm.studies.verdict import Verdict, told
 
 ROWS, COLUMNS = 8, 6
-COPIED = 0.05  # of the samples: new images have 1 %, known to within about half of itself
+COPIED = 0.05  # of the samples; of new images it is 1 %, known to within about half of itself
 SHARE_OF = 500  # samples
 CLAIM = (
-    "fewer than 5 % of the samples are as close to a training image as the closest 1 % of held-out images, by "
+    "fewer than 5 % of the samples are as close to a training image as the closest 1 % of held-out images are, by "
     "more than two standard errors of a share of 500 samples."
 )
 
@@ -33,16 +33,16 @@ def study(lab: Lab) -> Findings:
         tiles(axis, rows, column_labels=["sample", *(f"{i + 1}." for i in range(COLUMNS))])
     return Findings(
         asdict(score),
-        "samples beside their nearest training images, by Euclidean distance of pixels.",
+        "samples beside their nearest training images, by the Euclidean distance between pixels.",
         "samples are not copies of training images (App. D.5).",
         f"the nearest training image: {score}.",
     )
 
 
 def verdict(numbers: dict[str, Any]) -> Verdict:
-    """Copies have 100 %. Where held-out images are too few there is no share, and nothing is told."""
+    """For copies the share is 100 %. With too few held-out images there is none, and it is too small to tell."""
     closer = numbers["closer"]
     if closer is None:
         return "too small to tell"
-    scatter = max(closer, CLOSEST) * (1 - min(closer, 1 - CLOSEST))  # none of the samples is not exactly none of all
+    scatter = max(closer, CLOSEST) * (1 - min(closer, 1 - CLOSEST))  # a share of 0 in the samples need not be 0 exactly
     return told(COPIED - closer, math.sqrt(scatter / SHARE_OF))

@@ -29,7 +29,7 @@ def study(lab: Lab) -> Findings:
     linear = LinearSkip(LinearPredictor(process.laplacian, process.schedule, process.sigma, spectrum))
     noise = SeededNoise(lab.seed, lab.numbers(len(u_0)), model.config.shape)
     levels = sorted({max(1, round(K * i / POINTS)) for i in range(1, POINTS + 1)})
-    squares: list[Tensor] = []  # of each step, for each image
+    squares: list[Tensor] = []  # errors of each step, for each image
     errors: dict[str, list[float]] = {"doing nothing": [], "best linear step": [], "learned step": []}
     for level in levels:
         k = torch.full((len(u_0),), level, device=lab.device)
@@ -54,7 +54,7 @@ def study(lab: Lab) -> Findings:
         octaves(right.xaxis)
     return Findings(
         {"levels": levels, "rms_error": errors, "gain": gain, "gain_error": _gain_error(squares[0][2], squares[0][1])},
-        "where the learned step is better than the best linear filter, which knows the data's spectrum only.",
+        "where the learned step is better than the best linear filter, which knows only the data's spectrum.",
         "not in the paper.",
         f"the learned step's error is {100 * gain[0]:.0f} % less than the linear one's at level {levels[0]}, "
         f"{100 * gain[len(gain) // 2]:.0f} % less half-way, {100 * gain[-1]:.0f} % less at level K.",

@@ -14,10 +14,16 @@ from ihdm.studies.verdict import LEAST, Verdict, told
 
 IMAGES = 5000
 NOISES = (0.03, 0.1, 0.3, 1.0)
-BLURS = (0.02, 0.05, 0.12, 0.3)  # of what has to be blurred away, in an image its longer side
+BLURS = (0.02, 0.05, 0.12, 0.3)  # of the longest extent, which in an image is its longer side
 NATURAL, NEAR = 2.0, 0.5  # the paper's exponent, which it calls approximate, and what counts as near it
-CLAIM = "the exponent is 2 to within 0.5 (told if it is more than two standard errors of the fit inside or outside)."
-OTHERS = "power falls with frequency: the exponent is above 0 (told if it is more than two standard errors off)."
+CLAIM = (
+    "the exponent is within 0.5 of 2 (decided only if it is more than two standard errors of the fit inside or "
+    "outside this range)."
+)
+OTHERS = (
+    "power falls with frequency: the exponent is above 0 (decided only if it is more than two standard errors of the "
+    "fit away from 0)."
+)
 
 
 def study(lab: Lab) -> Findings:
@@ -33,7 +39,7 @@ def study(lab: Lab) -> Findings:
     widths = [share * domain.longest for share in BLURS]
     blurred = {width: rings.power(laplacian.dissipate(u, width**2 / 2) for u in some) for width in widths}
     frequency = rings.frequency[1:]
-    middle = frequency <= torch.pi  # the corners, where few frequencies are, would decide the fit
+    middle = frequency <= torch.pi  # the few frequencies of the corners would decide the fit
     slope = _slope(frequency[middle].log(), data[1:][middle].log())
     left = [int((data[1:] * torch.exp(-2 * t * frequency.square()) > sigma**2).sum()) for t in schedule.t]
 
@@ -60,21 +66,20 @@ def study(lab: Lab) -> Findings:
             "exponent": slope,
             "frequencies_above_noise": left,
         },
-        "noise lifts a floor that drowns the high frequencies first; blur takes them away directly, down to the noise.",
-        "natural images have a power law with an exponent near 2; both processes lose high frequencies first (Fig. "
-        "3); with the "
-        "logarithmic schedule frequencies vanish at a nearly constant rate (App. B.5).",
+        "noise raises a floor that drowns the high frequencies first; blur removes them directly, down to the noise.",
+        "the spectra of natural images follow a power law with an exponent near 2; both processes lose high "
+        "frequencies first (Fig. 3); with the logarithmic schedule frequencies vanish at a nearly constant rate "
+        "(App. B.5).",
         f"the fitted exponent is {slope:.2f}; of {len(frequency)} rings of frequencies, {left[1]} are above the "
-        f"noise at level 1, "
-        f"{left[len(left) // 2]} half-way, {left[-1]} at level K."
-        + f" The paper's 2 is of natural images, not of {domain.noun}s."
+        f"noise at level 1, {left[len(left) // 2]} half-way and {left[-1]} at level K."
+        + f" The paper's 2 is for natural images, not for {domain.noun}s."
         * (domain.kind != "images"),
         claim=CLAIM if domain.kind == "images" else OTHERS,
     )
 
 
 def verdict(numbers: dict[str, Any]) -> Verdict:
-    """Of images as the paper has it; of other data, which it does not speak of, what blur needs."""
+    """For images, what the paper claims; for other data, which it does not mention, what blur needs."""
     frequency, data = (torch.tensor(numbers[name], dtype=torch.float64) for name in ("frequency", "data"))
     middle = frequency <= torch.pi
     x, y = frequency[middle].log(), data[middle].log()

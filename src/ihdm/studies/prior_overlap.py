@@ -1,4 +1,4 @@
-"""L_K over the widest blur (App. C.4)."""
+"""How L_K depends on the widest blur (App. C.4)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RATIOS = (1.0, 1.25, 1.325)
 IMAGES = 10_000
 PAPER = "10798.5, 3924.7, 1804.0, 521.7 and 374.9 nats"
 CLAIM = (
-    "at delta = 1.25 sigma L_K falls from each width to the next wider one, by more than two standard errors over "
+    "at delta = 1.25 sigma, L_K falls from each width to the next wider one by more than two standard errors over "
     "images."
 )
 
@@ -50,8 +50,8 @@ def study(lab: Lab) -> Findings:
             "L_K": means,
             "standard_error": errors,
         },
-        "how little the blurred training set says about blurred held-out images: it falls with the blur and then "
-        "hardly.",
+        "how badly the blurred training set predicts blurred held-out images: this falls as the blur widens, steeply "
+        "at first and then hardly.",
         f"on CIFAR-10, for 8, 12, 16, 24 and 32 pixels: {PAPER}; it does not say for which delta (App. C.4).",
         "at delta = 1.25 sigma: " + ", ".join(f"{row[1]:,.1f}" for row in means) + " nats.",
     )

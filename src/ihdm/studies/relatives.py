@@ -1,6 +1,6 @@
-"""Processes that are trained alike and measured alike, all at once or in several sittings.
+"""Processes that are trained alike and measured alike, all at once or in several sessions.
 
-What was measured of one is a small file in the folder `measured`, which is found again with or without the model.
+The measurements of each are a small file in the folder `measured`, which is found again with or without the model.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ class Relative:
     few: dict[str, Any] = field(default_factory=lambda: QUIET)
 
     def words(self, lab: Lab) -> list[str]:
-        """For training: with as many levels as the preset's process; to be quick, in half as many steps as usual."""
+        """Settings for training: as many levels as the preset's process and, if quick, half as many steps as usual."""
         quick = [f"trainer.steps={max(1, lab.config.trainer.steps // 2)}"] if lab.quick else []
         return [*(f"process.{word}" for word in self.settings.split()), f"process.K={lab.config.process.K}", *quick]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """numbers: for JSON, those by steps from most to fewest. samples: the first few, with a step for every level."""
+    """numbers: for JSON; lists go from most steps to fewest. samples: the first few, with a step for every level."""
 
     numbers: dict[str, Any]
     samples: Tensor
 
 
 def measured(lab: Lab, relatives: Mapping[str, Relative]) -> dict[str, Measured]:
-    """Those that the lab is to compute, and those that were computed before."""
+    """The relatives that the lab is to compute, and those that were computed before."""
     held_out = lab.held_out(60 if lab.quick else 1000)
     found = {}
     for name, relative in relatives.items():
@@ -81,7 +81,7 @@ def tree(lab: Lab, relatives: Iterable[str], found: Mapping[str, Measured]) -> d
 
 
 def nearer(numbers: Mapping[str, Any], one: str, other: str) -> Verdict:
-    """Whether one is nearer to the data than another, with a step for every level; not told if one is missing."""
+    """Whether one is nearer to the data than another, with a step for every level; undecided if one is missing."""
     if not {one, other} <= set(numbers["relatives"]):
         return "too small to tell"
     here, there = (numbers["relatives"][name] for name in (one, other))
@@ -89,7 +89,7 @@ def nearer(numbers: Mapping[str, Any], one: str, other: str) -> Verdict:
 
 
 def words(lab: Lab, relatives: Iterable[str], found: Mapping[str, Measured]) -> str:
-    """A table of all, then how they were sampled, where, and what is missing."""
+    """A table of all, then how they were sampled, where they were measured, and which are missing."""
     first = next(iter(found.values())).numbers
     steps = first["steps"]
     heads = ["", "process", *(f"{n} steps" for n in steps), "bits / dim.", "ms / image"]
@@ -121,7 +121,7 @@ def milliseconds(numbers: Mapping[str, Any]) -> str:
 
 
 def samples_in_rows(axis: Any, found: Mapping[str, Measured]) -> None:
-    """A row of samples each, with its name on the left, its bound and its time on the right."""
+    """Draw a row of samples for each, with its name on the left, its bound and its time on the right."""
     tiles(axis, [to_unit(some.samples) for some in found.values()], list(found))
     columns = {1.03: ("bits/dim.", bits), 1.16: ("ms/image", milliseconds)}
     for x, (head, words_of) in columns.items():
@@ -166,7 +166,7 @@ def _measure(lab: Lab, relative: Relative, held_out: Tensor) -> Measured:
 
 
 def _timed(batches: Iterable[Tensor]) -> tuple[Tensor, float]:
-    """The images, and seconds for each; of several batches the first does not count, as it is slower to begin."""
+    """The images, and the seconds for each; the first of several batches does not count, as it starts more slowly."""
     begun, found, ends = time.perf_counter(), [], []
     for batch in batches:
         found.append(batch)
@@ -183,7 +183,7 @@ def _bits(lab: Lab, model: Model, held_out: Tensor) -> tuple[float | None, float
         return None, None
     levels = 10 if lab.quick else 40
     found = likelihood(model, held_out, lab.images.train, levels=levels, seed=lab.seed, execution=lab.execution)
-    last = found.bounds[-1]  # by exact steps to 8-bit values, which every process with a bound has
+    last = found.bounds[-1]  # of exact steps to 8-bit values, which every process with a bound has
     return mean_and_error(bits_per_dimension(last.total, found.dimensions).tolist())
 
 
@@ -208,4 +208,4 @@ def _read(path: Path, shape: Sequence[int]) -> Measured:
         pixels = torch.frombuffer(bytearray(base64.b64decode(found["samples"])), dtype=torch.uint8)
         return Measured(found["numbers"], pixels.view(-1, *shape))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise IhdmError(f"{path} is damaged ({error}); remove it, and it will be measured again") from error
+        raise IhdmError(f"{path} is damaged ({error}); remove it, and its process will be measured again") from error

@@ -1,6 +1,6 @@
-"""Restoring blurred held-out images: how close to the truth, how well the spread of samples tells the error,
+"""Restoring blurred held-out images: how close to the truth, and how well the spread of samples tells the error.
 
-how well an unknown width is found, and whether pictures that the model does not know are told from those that it does.
+Also how well an unknown width is found, and how well pictures that the model does not know are recognised.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ihdm.studies.trust import ALARMS, trust, trust_words, unknown_widths, width
 from ihdm.studies.verdict import Verdict, told
 
 SHARES = (0.04, 0.07, 0.11, 0.18, 0.29)  # blur widths, as shares of the longer side
-UNSURE = 0.02  # pixels of a larger spread count in the calibration
+UNSURE = 0.02  # pixels with a larger spread count in the calibration
 SHOWN = 3  # samples in the picture
 WAYS = ("blurred", "Wiener", "sample", "mean")
 CLAIM = (
-    "at every width the mean of samples is nearer to the truth than Wiener's filter is, in PSNR by more than 1 dB, "
-    "of 8 images at least (our own claim)."
+    "at every width the mean of the samples is closer to the truth than the estimate of Wiener's filter, by more than "
+    "1 dB in PSNR, over at least 8 images (our own claim)."
 )
 
 
@@ -89,11 +89,12 @@ def study(lab: Lab) -> Findings:
         "what the best linear filter makes of a blurred image, and what the model makes of it; samples differ in what "
         "the blur has destroyed.",
         "does not restore images; its reverse process starts from blurred training images (section 2.1).",
-        f"PSNR in dB of {len(truth)} held-out images under the model's own blur, its width known "
+        f"PSNR in dB of {len(truth)} held-out images under the model's own blur of known width "
         f"(blurred, Wiener's filter, a sample, the mean of {samples}): "
-        f"{'; '.join(words)}. Of the pixels that samples disagree on, {inside[0]:.0%} are within one of their standard "
-        f"deviations, {inside[1]:.0%} within two (a normal distribution: 68 %, 95 %). Blurred again, samples differ "
-        f"from what was given by {max(residual):.2f}/255 (rms) at the width where it is most. "
+        f"{'; '.join(words)}. Where samples disagree, the truth is within one standard deviation of their mean for "
+        f"{inside[0]:.0%} of the pixels, within two for {inside[1]:.0%} (a normal distribution: 68 %, 95 %). Blurred "
+        f"again, samples differ from the given image by {max(residual):.2f}/255 (rms) at the width where they differ "
+        f"most. "
         f"From the spectrum alone, the width is estimated with an error of {min(width_error):.0%} to "
         f"{max(width_error):.0%}.\n\n{width_words(unknown)}\n\n{trust_words(known)}",
     )
@@ -105,14 +106,14 @@ def verdict(numbers: dict[str, Any]) -> Verdict:
 
 
 def _restored(lab: Lab, model: Model, image: Tensor, width: float, n: int) -> tuple[Tensor, Tensor, float, float]:
-    """Samples, Wiener's estimate, how far the samples blurred again are from the image, and the width as estimated."""
+    """Samples, Wiener's estimate, how far the samples, blurred again, are from the image, and the estimated width."""
     found = model.restore(image, n, lab.seed, blur_width=width, execution=lab.execution)
     wiener = found.seen.deconvolved().float().clamp(0, 1)
     return found.images, wiener, found.seen.residual(found.images), model.restorer().observation(image).width
 
 
 def _calibration(images: Tensor, truth: Tensor) -> dict[str, float]:
-    """Errors of the mean of samples (N, n, C, H, W) in units of their spread, where there is one."""
+    """Errors of the mean of samples (N, n, C, H, W) in units of their spread, where it is more than `UNSURE`."""
     n = images.shape[1]
     spread = images.std(1) * (1 + 1 / n) ** 0.5
     z = ((truth - images.mean(1)) / spread)[spread > UNSURE]

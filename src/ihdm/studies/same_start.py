@@ -11,10 +11,11 @@ from ihdm.studies.lab import Findings, Lab
 from ihdm.studies.verdict import Verdict, mean_and_error, told
 
 STARTS, EACH = 4, 12
-DIFFERENT = 0.25  # of the variance: half of the deviation
+DIFFERENT = 0.25  # of the variance, that is, half of the deviation
 CLAIM = (
-    "samples of one start differ at least half as much (rms) as samples at large, that is, they have a quarter of "
-    "the variance or more (told if the mean over starts is two standard errors from that)."
+    "samples from one start differ at least half as much (rms) as samples from different starts, that is, they have "
+    "a quarter of the variance or more (decided only if the mean over starts is more than two standard errors from "
+    "that)."
 )
 
 
@@ -30,11 +31,10 @@ def study(lab: Lab) -> Findings:
         tiles(axis, rows, [f"start {i + 1}" for i in range(STARTS)])
     return Findings(
         {"variance_share": within, "variance_share_by_start": shares, "mean_colour_variance_share": colour},
-        "every row grows from one and the same blank image: its average colour stays, all else differs.",
+        "each row grows from a single blank image: its average colour stays, everything else differs.",
         "very different images come from one start (App. D.1).",
-        f"samples of one start have {100 * within:.0f} % of the variance of samples at large, but {100 * colour:.0f} "
-        f"% of the "
-        f"variance of the mean colour.",
+        f"samples from one start have {100 * within:.0f} % of the variance of samples from different starts, but "
+        f"{100 * colour:.0f} % of the variance of their mean colour.",
     )
 
 

@@ -16,8 +16,9 @@ from ihdm.studies.verdict import Verdict, told
 
 ROWS, COLUMNS = 4, 9
 CLAIM = (
-    "from blank to sharp a generated sequence gains rings of frequencies, at least half as many as the forward "
-    "one loses, and never loses more than one on the way (told if it is more than two rings from that)."
+    "from blank to sharp, a generated sequence gains at least half as many rings of frequencies as the forward "
+    "sequence loses, and never loses more than one on the way (a gain within two rings of that half is too small to "
+    "tell)."
 )
 
 
@@ -43,18 +44,17 @@ def study(lab: Lab) -> Findings:
         tiles(axis, rows, labels, [domain.width_label(float(blurs.schedule.sigma_B[k])) for k in levels])
     return Findings(
         {"levels": levels, "frequencies_above_noise": detail, "of": len(rings) - 1},
-        f"{domain.noun}s grow from blank to sharp: first the mean, then large shapes, then detail; below, real "
-        f"{domain.noun}s blurred. Above: {domain.width_label_words}.",
+        f"{domain.noun}s grow from blank to sharp: first the mean, then large shapes, then detail; the lower rows are "
+        f"real {domain.noun}s, blurred. Above the columns: {domain.width_label_words}.",
         "the generative sequence mirrors the forward one, coarse to fine (Fig. 1, 4a).",
-        f"of {len(rings) - 1} rings of frequencies, those with twice the power of the noise, along the sequence from "
-        f"blank to "
-        f"sharp: generated {', '.join(map(str, detail['generated']))}; forward "
+        f"of {len(rings) - 1} rings of frequencies, the number with more than twice the power of the noise, from blank "
+        f"to sharp: generated {', '.join(map(str, detail['generated']))}; forward "
         f"{', '.join(map(str, detail['forward']))}.",
     )
 
 
 def verdict(numbers: dict[str, Any]) -> Verdict:
-    """The error of a count is a ring."""
+    """A count of rings has an error of one ring."""
     generated, forward = (numbers["frequencies_above_noise"][name] for name in ("generated", "forward"))
     gained, lost = generated[-1] - generated[0], forward[-1] - forward[0]
     fall = max(before - after for before, after in zip(generated, generated[1:]))

@@ -1,4 +1,4 @@
-"""Models for several training noises over sampling noise (App. C.1)."""
+"""Models trained with several noises, by the noise that they are sampled with (App. C.1)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ RATIOS = (1.0, 1.1, 1.2, 1.3, 1.4)
 COLUMNS = 6
 SIGMA_LEAST = 0.005
 CLAIM = (
-    "for each sigma from 0.005 on the distance is lowest for a delta from 1.2 to 1.4 sigma, lower than elsewhere "
-    "by more than two standard errors."
+    "for each sigma from 0.005 on, the distance is lowest for a delta from 1.2 to 1.4 sigma, lower than for any other "
+    "delta by more than two standard errors."
 )
 
 
@@ -42,8 +42,8 @@ def study(lab: Lab) -> Findings:
     return Findings(
         {"delta_ratio": RATIOS, "distance": distances, "distance_error": errors, "distance_is": lab.distance_name}
         | {"best_delta_ratio": best},
-        "each curve is a model trained with its own noise; where each is lowest.",
-        "the best delta is 1.3 sigma for every sigma, and quality is best for sigma of 0.01 to 0.02 on CIFAR-10 "
+        "where each curve is lowest; each is a model trained with its own noise.",
+        "the best delta is 1.3 sigma for every sigma, and quality is best for a sigma of 0.01 to 0.02 on CIFAR-10 "
         "(App. C.1).",
         f"the best delta / sigma by {lab.distance_name}: "
         + ", ".join(f"{ratio:g} (sigma {sigma})" for sigma, ratio in best.items())
@@ -52,7 +52,7 @@ def study(lab: Lab) -> Findings:
 
 
 def verdict(numbers: dict[str, Any]) -> Verdict:
-    """The paper's 1.3 and what is next to it on the grid; its own sigmas begin with 0.005."""
+    """The paper's 1.3 and its neighbours on the grid; the paper's own sigmas begin at 0.005."""
     found = [
         lowest(numbers["delta_ratio"], values, numbers["distance_error"][sigma], 1.2, 1.4)
         for sigma, values in numbers["distance"].items()

@@ -1,4 +1,4 @@
-"""Pictures that a model was not trained on, and blurs as other programs have them."""
+"""Pictures unlike those that a model was trained on, and blurs as other programs compute them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ihdm.pixels import to_unit
 
 BORDERS = ("reflect", "nearest", "constant", "mirror", "wrap")
 PHOTOGRAPH = "grace_hopper.jpg"  # comes with matplotlib
-FONTS = ("DejaVuSans.ttf", "DejaVuSerif.ttf", "DejaVuSansMono-Bold.ttf")  # likewise
+FONTS = ("DejaVuSans.ttf", "DejaVuSerif.ttf", "DejaVuSansMono-Bold.ttf")  # come with matplotlib too
 
 
 def by_pillow(image: Tensor, radius: float) -> Tensor:
@@ -26,7 +26,7 @@ def by_pillow(image: Tensor, radius: float) -> Tensor:
 
 
 def by_scipy(image: Tensor, radius: float, border: str) -> Tensor:
-    """scipy.ndimage.gaussian_filter of a uint8 image, which cuts off what is beyond 8 bits after each axis."""
+    """scipy.ndimage.gaussian_filter of a uint8 image, which rounds down to 8 bits after each axis, in [0, 1]."""
     rows, columns = (sampled(n, radius, border) for n in image.shape[1:])
     halfway = (rows @ image.double() + 1e-9).floor()
     return to_unit((halfway @ columns.mT + 1e-9).floor().byte())
@@ -39,11 +39,11 @@ def by_rounding(image: Tensor, radius: float, border: str) -> Tensor:
 
 
 GAUSSIAN = [partial(way, border=border) for way in (by_scipy, by_scipy, by_rounding) for border in BORDERS]
-WAYS = (by_pillow, partial(by_scipy, border="reflect"))  # to blur what a model is to know
+WAYS = (by_pillow, partial(by_scipy, border="reflect"))  # to blur the images that a model is calibrated on
 
 
 def strangers(held_out: Tensor, count: int) -> dict[str, Tensor]:
-    """Kinds of pictures, each (count, C, H, W), uint8, of the shape of held-out images."""
+    """Other kinds of pictures, each (count, C, H, W), uint8, in the shape of the held-out images."""
     _, channels, *grid = held_out.shape
     generator = torch.Generator().manual_seed(0)
     grey = torch.linspace(0, 255, count).byte()[:, None, None, None]
@@ -73,7 +73,7 @@ def _photographs(count: int, grid: list[int], generator: torch.Generator) -> Ten
 
 
 def _letters(count: int, grid: list[int]) -> Tensor:
-    """White on black, in several fonts, as large as digits are."""
+    """White letters on black, in several fonts, about as large as digits."""
     import matplotlib
 
     fonts = [Path(matplotlib.get_data_path(), "fonts", "ttf", name) for name in FONTS]

@@ -1,4 +1,4 @@
-"""Whether restorations can be trusted: widths that nobody told, and pictures that the model does not know."""
+"""Whether restorations can be trusted: blurs of unknown width, and pictures that the model does not know."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ihdm.studies.strangers import BORDERS, WAYS, by_pillow, by_scipy, strangers
 
 RADII = 0.054, 0.143  # of other programs' blurs, as shares of the longer side: 1.5 to 4 pixels of 28
 CLOSE = 1.0  # dB
-ALARMS = 0.05  # that may be false
+ALARMS = 0.05  # share of held-out images that may be flagged
 UNKNOWN = 200  # images of an unknown width
-CALIBRATED = 1200  # held-out images that ihdm calibrate takes, unless told otherwise
+CALIBRATED = 1200  # held-out images that ihdm calibrate takes by default
 STRANGERS = 52  # pictures of each kind that the model does not know
 
 
 def unknown_widths(lab: Lab, model: Model) -> dict[str, dict[str, float]]:
-    """Of held-out images blurred by other programs: what not knowing the width costs, and what intervals are worth."""
+    """For held-out images blurred by other programs: what not knowing the width costs, and how good intervals are."""
     judge = model.restorer(lab.execution.quiet()).judge()
     count, longest = 2 if lab.quick else UNKNOWN, max(lab.images.shape[1:])
     radii = (longest * torch.linspace(*RADII, count)).tolist()
@@ -60,14 +60,14 @@ def unknown_widths(lab: Lab, model: Model) -> dict[str, dict[str, float]]:
 
 def width_words(unknown: dict[str, dict[str, float]]) -> str:
     words = [
-        f"{name}, {one['images']} images: {one['within_1_dB']:.0%} ({one['within_1_dB_by_spectrum']:.0%} by the "
-        f"spectrum alone), median error of the width {one['median_relative_error']:.1%}, and the interval has the true "
-        f"width in {one['interval_covers']:.0%}, and {one['flagged_wrongly']:.0%} are flagged wrongly"
+        f"{name}, {one['images']} images: {one['within_1_dB']:.0%} ({one['within_1_dB_by_spectrum']:.0%} with the "
+        f"width from the spectrum alone), with a median error of the width of {one['median_relative_error']:.1%}, the "
+        f"true width in the interval for {one['interval_covers']:.0%}, and {one['flagged_wrongly']:.0%} flagged wrongly"
         for name, one in unknown.items()
     ]
     return (
-        f"An unknown width, as `ihdm restore` finds it. How many restorations (the mean of 8, in eight exact steps) "
-        f"are within {CLOSE:g} dB of what the true width gives: {'; '.join(words)}."
+        f"Unknown widths, found as `ihdm restore` finds them. How many restorations (the mean of 8, in eight exact "
+        f"steps) are within {CLOSE:g} dB of what the true width gives: {'; '.join(words)}."
     )
 
 
@@ -103,12 +103,12 @@ def trust(lab: Lab, model: Model) -> dict[str, Any]:
 
 
 def _taken(n: int) -> Tensor:
-    """The held-out images that `ihdm calibrate` takes, of n, or half of a small set."""
+    """Which of n held-out images `ihdm calibrate` takes; half of a small set."""
     return evenly_spaced(n, min(CALIBRATED, n // 2))
 
 
 def _fresh(held_out: Images, count: int) -> Tensor:
-    """Some that it does not take."""
+    """Held-out images that `ihdm calibrate` does not take, at most `count`."""
     left = torch.ones(len(held_out), dtype=torch.bool)
     left[_taken(len(held_out))] = False
     numbers = left.nonzero()[:, 0]
@@ -119,8 +119,8 @@ def trust_words(known: dict[str, Any]) -> str:
     flagged = ", ".join(f"{name} {share:.0%}" for name, share in known["flagged"].items())
     overall = sum(known["flagged"].values()) / len(known["flagged"])
     return (
-        f"Pictures of other kinds, blurred likewise ({known['images']['held out']} held-out images that the "
-        f"calibration did not use, {known['images']['letters']} of each other kind): flagged are {flagged}, "
+        f"Pictures of other kinds, blurred in the same way ({known['images']['held out']} held-out images that the "
+        f"calibration did not use, and {known['images']['letters']} of each other kind). Flagged: {flagged}, "
         f"{overall:.0%} in all, with false alarms on {known['false_alarms_as_calibrated']:.0%} of held-out images. "
         f"The width is known here."
     )

@@ -1,7 +1,7 @@
-"""Whether what came out is what was claimed, told from a study's own numbers.
+"""Whether a study's result is as claimed, decided from its own numbers.
 
-Each study has a CLAIM, in words and with its threshold, and a function `verdict` of its numbers, as they stand in the
-JSON.
+Each study has a CLAIM, a sentence that names its threshold, and a function `verdict` of its numbers as they stand in
+the JSON.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Literal
 
 Verdict = Literal["as claimed", "not as claimed", "too small to tell"]
 
-ERRORS = 2  # standard errors that a number has to be on one side of its threshold
-LEAST = 3  # values whose scatter tells a standard error
+ERRORS = 2  # standard errors by which a number must clear its threshold
+LEAST = 3  # fewest values that give a standard error
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Judged:
 
 
 def told(margin: float | None, error: float | None) -> Verdict:
-    """Of a claim that holds if the margin is positive: told if that is more than two standard errors from 0.
+    """The verdict on a claim that the margin is positive: decided if it is more than two standard errors from 0.
 
-    Where there is no margin or no error, for too few images, nothing is told.
+    Without a margin or an error, for lack of images, it is too small to tell.
     """
     if margin is None or error is None or not abs(margin) > ERRORS * error:
         return "too small to tell"
@@ -39,7 +39,7 @@ def told(margin: float | None, error: float | None) -> Verdict:
 
 
 def every(parts: Sequence[Verdict]) -> Verdict:
-    """Of a claim in several parts: it holds if all do, and not if one does not."""
+    """The verdict on a claim in several parts: it holds if all of them hold, and fails if one fails."""
     if "not as claimed" in parts:
         return "not as claimed"
     return "as claimed" if parts and set(parts) == {"as claimed"} else "too small to tell"
@@ -52,7 +52,7 @@ def lowest(
     low: float,
     high: float,
 ) -> Verdict:
-    """Of the claim that values are lowest from low to high: the lowest there against the lowest elsewhere."""
+    """The verdict on the claim that values are lowest between low and high: compares the lowest there and elsewhere."""
     inside = [i for i, place in enumerate(places) if low <= place <= high]
     elsewhere = [i for i in range(len(places)) if i not in inside]
     here, there = (min(some, key=values.__getitem__) for some in (inside, elsewhere))
@@ -65,7 +65,7 @@ def both(error: float | None, other: float | None) -> float | None:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean and its standard error; none of fewer than three values."""
+    """The mean and its standard error, which is None for fewer than three values."""
     mean, count = sum(values) / len(values), len(values)
     if count < LEAST:
         return mean, None
@@ -73,6 +73,6 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def jackknife(values: Sequence[float]) -> float:
-    """The standard error of a figure from its values without one part of the data each (Quenouille, Tukey)."""
+    """The standard error of a figure from its values with each part of the data left out once (Quenouille, Tukey)."""
     mean, count = sum(values) / len(values), len(values)
     return math.sqrt((count - 1) / count * sum((value - mean) ** 2 for value in values))
