@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
+import select
 import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 from dataclasses import replace
@@ -17,6 +20,7 @@ import pytest
 import torch
 from PIL import Image, ImageFilter
 
+from ihdm import cli
 from ihdm.cli import VERBS, main
 from ihdm.config import DataConfig, presets, setting_rows, shipped, shipped_words
 from ihdm.data import load_images
@@ -111,6 +115,27 @@ finally: assert "torch" not in sys.modules"""
     done = subprocess.run([sys.executable, "-c", code, verb], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--help" in done.stdout
+
+
+@pytest.mark.skipif(not hasattr(select, "poll"), reason="pipes are not told apart there")
+@pytest.mark.parametrize("words", [["settings"], ["sample", "--help"]])
+def test_output_that_nobody_reads_to_its_end_is_no_error(words):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        done = subprocess.run([sys.executable, "-m", "ihdm", *words], stdout=pipe, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch, capsys):
+    def broken(*_: object, **__: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(cli, "_run", broken)
+    with pytest.raises(SystemExit) as ended, tempfile.TemporaryFile("w") as file:
+        monkeypatch.setattr("sys.stdout", file)
+        cli.main(["settings"])
+    assert ended.value.code == 1 and "Broken pipe" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

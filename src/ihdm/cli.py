@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import select
 import sys
 import textwrap
 from collections.abc import Callable, Iterable
@@ -65,6 +67,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "export": export,
     "demo": demo,
 }
+NOBODY_READS = 141  # the exit code of programs that write to a pipe whose reader has gone
 RARER = ("calibrate", "guide", "settings", "doctor", "pack", "unpack", "convert", "export", "push")  # only named
 
 
@@ -75,20 +78,17 @@ def main(words: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        if not words or words[0] in ("-h", "--help", "help"):
-            print(_overview())
-        elif words[0] == "--version":
-            print(__version__)
-        elif words[0] == COMPLETION:
-            print(_completion(*words[1:2] or [""]))
-        elif words[0] not in VERBS:
-            raise unknown("command", words[0], VERBS)
-        else:
-            tyro.cli(VERBS[words[0]], prog=f"ihdm {words[0]}", args=words[1:], config=AS_TYPED)
+        try:
+            _run(words)
+        finally:
+            if sys.stdout:  # it may be closed
+                sys.stdout.flush()  # not left to Python's end, whose error messages are no help
     except IhdmError as error:
         print(f"ihdm: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            sys.exit(NOBODY_READS)
         print(f"ihdm: {error}", file=sys.stderr)
         sys.exit(1)
     except (MemoryError, RuntimeError) as error:
@@ -101,6 +101,31 @@ def main(words: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("ihdm: stopped", file=sys.stderr)
         sys.exit(130)
+
+
+def _run(words: list[str]) -> None:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_overview())
+    elif words[0] == "--version":
+        print(__version__)
+    elif words[0] == COMPLETION:
+        print(_completion(*words[1:2] or [""]))
+    elif words[0] not in VERBS:
+        raise unknown("command", words[0], VERBS)
+    else:
+        tyro.cli(VERBS[words[0]], prog=f"ihdm {words[0]}", args=words[1:], config=AS_TYPED)
+
+
+def _nobody_reads() -> bool:
+    """Whether the reader of the output has gone, as in `ihdm settings | head`; then the rest of it is dropped."""
+    if not hasattr(select, "poll"):  # on Windows
+        return False
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    gone = any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return gone
 
 
 def _completion(shell: str) -> str:
