@@ -196,16 +196,16 @@ ON_ONE = {"sample": [], "restore": ["fit.png"], "evaluate": ["--data", "digits",
         (
             "model",
             ["--steps", "3"],
-            "10 in all: leave out --steps (--set sampling.steps=auto), or for 3 take exact ones (--sampler exact",
+            "10 in all: leave out --steps (or --set sampling.steps=auto), or take 3 exact steps (--sampler exact",
         ),
         (
             "model",
             ["--sampler", "paper", "--steps", "3"],
-            "10 in all: leave out --steps (--set sampling.steps=auto), or for 3 take exact ones",
+            "10 in all: leave out --steps (or --set sampling.steps=auto), or take 3 exact steps",
         ),
-        ("model", ["--sampler", "paper", "--eta", "0"], "eta is for the sampler 'exact', and this is 'paper'"),
-        ("model", ["--sampler", "paper", "--order", "1"], "order is for the sampler 'exact', and this is 'paper'"),
-        ("model", ["--delta-ratio", "1", "--eta", "0"], "eta is for the sampler 'exact', and this is 'paper'"),
+        ("model", ["--sampler", "paper", "--eta", "0"], "eta is for the sampler 'exact', not for 'paper'"),
+        ("model", ["--sampler", "paper", "--order", "1"], "order is for the sampler 'exact', not for 'paper'"),
+        ("model", ["--delta-ratio", "1", "--eta", "0"], "eta is for the sampler 'exact', not for 'paper'"),
         ("model", ["--sampler", "exact", "--delta-ratio", "1"], "delta_ratio is for the sampler 'paper'"),
         ("model", ["--sampler", "exact", "--eta", "1.5"], "eta must be at most 1, not 1.5"),
         ("model", ["--sampler", "exact", "--eta", "-0.5"], "eta must be at least 0, not -0.5"),
@@ -226,7 +226,7 @@ ON_ONE = {"sample": [], "restore": ["fit.png"], "evaluate": ["--data", "digits",
         ("diffusion", ["--steps", "0"], "steps must be at least 1, not 0"),
         ("model", ["--sampler", "momentum"], "must be one of 'paper', 'exact', not 'momentum'"),
         ("soft", ["--sampler", "paper"], "must be one of 'momentum', 'exact', not 'paper'"),
-        ("soft", ["--sampler", "momentum", "--eta", "0"], "eta is for the sampler 'exact', and this is 'momentum'"),
+        ("soft", ["--sampler", "momentum", "--eta", "0"], "eta is for the sampler 'exact', not for 'momentum'"),
         ("cold", ["--eta", "0"], "sampling by cold diffusion has: steps, start_noise"),
     ],
 )
@@ -299,7 +299,7 @@ def test_a_model_that_takes_few_steps_can_be_told_to_take_the_papers(model, caps
     main(["sample", model, "--n", "2", "--out", "paper"])
     main(["sample", "quick", "--n", "2", "--out", "back", "--sampler", "paper"])
     assert np.array_equal(pixels("paper"), pixels("back"))
-    refused(["sample", "quick", "--sampler", "paper", "--steps", "3"], 2, "for 3 take exact ones", capsys)
+    refused(["sample", "quick", "--sampler", "paper", "--steps", "3"], 2, "take 3 exact steps", capsys)
     for name in (model, "quick"):  # which only the paper's steps have
         main(["sample", name, "--n", "2", "--out", f"{name}-soft", "--delta-ratio", "1"])
     assert np.array_equal(pixels(f"{model}-soft"), pixels("quick-soft"))
