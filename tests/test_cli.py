@@ -95,7 +95,7 @@ def test_settings_are_listed_with_their_defaults_and_whose_they_are(capsys):
     main(["settings"])
     text = capsys.readouterr().out
     assert all(f"{name} " in text and about in text for name, about in setting_rows())
-    assert "process.betas" in text and "ddpm: the schedule of the noise [linear | cosine; default linear]" in text
+    assert "process.betas" in text and "ddpm: the noise schedule [linear | cosine; default linear]" in text
     main(["settings", "trainer.l"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["trainer.lr", "trainer.log_every"]
     with pytest.raises(SystemExit, match="2"):
@@ -351,8 +351,8 @@ def test_half_of_torchruns_environment_is_refused(model, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    refused(["sample", model, "--n", "1"], 2, "start them with torchrun, or unset WORLD_SIZE", capsys)
-    refused(["train", "digits", "--run", "run"], 2, "start them with torchrun, or unset WORLD_SIZE", capsys)
+    refused(["sample", model, "--n", "1"], 2, "start ihdm with torchrun, or unset WORLD_SIZE", capsys)
+    refused(["train", "digits", "--run", "run"], 2, "start ihdm with torchrun, or unset WORLD_SIZE", capsys)
     monkeypatch.setenv("WORLD_SIZE", "two")
     refused(["sample", model, "--n", "1"], 2, "WORLD_SIZE is 'two'", capsys)
 
@@ -503,7 +503,7 @@ def test_a_run_that_held_nothing_out_has_nothing_to_be_measured_on(capsys):
 
 def test_a_blur_too_narrow_for_the_images_is_pointed_out(capsys):
     main(["train", "digits", *QUICK, "--set", "process.sigma_B_max=2"])
-    assert "not blank yet" in capsys.readouterr().out
+    assert "does not blank data that are" in capsys.readouterr().out
 
 
 def test_four_channels_are_written_with_alpha(tiny_config, tmp_path):
@@ -532,7 +532,7 @@ def test_sigma_zero_is_allowed_with_a_warning(capsys):
     refused(
         words,
         2,
-        f"exact steps need noise (process.sigma of 1e-6 or more); take the paper's (--sampler paper, or {advice}",
+        f"exact steps need noise (process.sigma of 1e-6 or more); take the paper's steps (--sampler paper, or {advice}",
         capsys,
     )
     main([*words, *advice.split()])

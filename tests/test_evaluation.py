@@ -498,7 +498,7 @@ def test_samples_are_measured_as_they_are_asked_for(files, capsys):
             2,
             "sampling by denoising diffusion has: steps, eta, order, clip",
         ),
-        (["likelihood", "diffusion", "--data", "images.npz", "--delta-ratio", "1"], 2, "without delta_ratio"),
+        (["likelihood", "diffusion", "--data", "images.npz", "--delta-ratio", "1"], 2, "leave out delta_ratio"),
     ],
 )
 def test_wrong_words_are_refused(files, words, code, message, capsys):

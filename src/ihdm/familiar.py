@@ -22,9 +22,9 @@ UNUSUAL = 0.05  # the share of images held out from training that are called unl
 
 @contextlib.contextmanager
 def overheard(network: nn.Module) -> Iterator[list[Tensor]]:
-    """While this lasts, each call of the network appends to the list that is yielded.
+    """Yields a list, to which each call of the network appends the mean and spread of a map's channels, (B, 2 C).
 
-    It appends the mean and spread, (B, 2 C), of each channel of a feature map: the last of the coarsest ones.
+    The map is the last of the coarsest feature maps.
     """
     heard: list[Tensor] = []
     maps: list[Tensor] = []

@@ -225,9 +225,7 @@ def vertex(x: Tensor, scores: Tensor) -> tuple[float, float, float]:
 
 
 Progress = Callable[[Sequence[Tensor]], Iterable[Tensor]]
-Blur = Callable[
-    [Tensor, float], Tensor
-]  # takes an image (C, H, W) as it is stored and a width; gives it blurred, in [0, 1]
+Blur = Callable[[Tensor, float], Tensor]  # blurs an image (C, H, W), as it is stored, by a width; in [0, 1]
 
 
 def calibrate(judge: Judge, images: Tensor, blurs: Sequence[Blur], progress: Progress = iter) -> Familiar:

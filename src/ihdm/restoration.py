@@ -122,9 +122,7 @@ class Restored:
         return self.images.std(0, correction=min(1, len(self.images) - 1))
 
 
-Hold = Callable[
-    [Tensor, Tensor, Tensor], Tensor
-]  # corrects coefficients of level j predicted from level k; takes these, k and j
+Hold = Callable[[Tensor, Tensor, Tensor], Tensor]  # corrects coefficients predicted from level k for j; takes k, j too
 
 
 class Guided:
@@ -230,7 +228,7 @@ def _kept_by_averaging(n: int, N: int) -> Tensor:
 
 @dataclass(frozen=True, order=True)
 class Guess:
-    """A blur that an image may have. log_likelihood: of the image then, up to a constant; spectrum: its index."""
+    """A blur that an image may have. log_likelihood: of the image with it, up to a constant; spectrum: by its index."""
 
     log_likelihood: float
     width: float

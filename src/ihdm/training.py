@@ -74,7 +74,7 @@ class Training:
         """
         settings, rank = self.config.trainer, self.accelerator.process_index
         self.generator.manual_seed(mix_seed(settings.seed, Purpose.STEP, number))
-        torch.manual_seed(mix_seed(settings.seed, Purpose.DROPOUT, number, rank))  # which uses torch's own generator
+        torch.manual_seed(mix_seed(settings.seed, Purpose.DROPOUT, number, rank))  # for torch's own generator
         self.rates[0].fill_(learning_rate(settings, number))
         self.rates[1].fill_(averaging_weight(settings, number))
         loss = self._gradients(images, condition)

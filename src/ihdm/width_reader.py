@@ -120,7 +120,7 @@ class WidthReader(nn.Module):
 
     @torch.no_grad()
     def read(self, process: Restoring, y: Tensor, likely: Iterable[float]) -> Reading | None:
-        """The blur of an image (C, H, W), float64, from likely widths on; None if readings disagree or are out of range."""
+        """The blur of an image (C, H, W), float64, from likely widths on; None if these end apart or out of range."""
         narrowest, widest = widths_read(y.shape[1:])
         device = next(self.parameters()).device
         width = torch.tensor([w * math.exp(x) for w in likely for x in APART]).double().clamp(narrowest, widest)

@@ -31,9 +31,7 @@ class GraphSettings:
 
     channels: int = setting(64, "features per node", least=4, most=65_536)
     blocks: int = setting(6, "residual blocks", least=1, most=64)
-    modes: int = setting(
-        128, "eigenvectors along which heat spreads in a block, or all there are", least=1, most=65_536
-    )
+    modes: int = setting(128, "eigenvectors along which heat spreads in a block; all, if fewer", least=1, most=65_536)
     places: int = setting(
         48, "eigenvectors that tell nodes where they are; 0: only surroundings tell nodes apart", least=0, most=1024
     )
@@ -43,7 +41,8 @@ class GraphSettings:
 class GraphNet(nn.Module):
     """f(u_k, k), from (B, C, n) and levels (B,) to (B, C, n), for the graph of a Laplacian.
 
-    channels: features per node; modes: eigenvectors for heat; places: eigenvectors that tell nodes where they are.
+    channels: features per node; blocks: residual blocks; modes: eigenvectors for heat; places: those that tell where
+    nodes are.
     labels: how many it knows. A condition (B,) names them: 0, 1, ..., or `labels` for none, as without a condition.
     """
 

@@ -205,9 +205,7 @@ class UNet(nn.Module):
         """The answer at one depth: the `depth` finest resolutions are skipped, going down and going up."""
         at = depth or 0
         down = list(self.down)[at * (self.blocks + 1) :]  # a resolution has its blocks and a Downsample
-        up = list(self.up)[
-            : (self.resolutions - at) * (self.blocks + 2) - 1
-        ]  # one block more, and an Upsample but here
+        up = list(self.up)[: (self.resolutions - at) * (self.blocks + 2) - 1]  # one block more; no Upsample at last
         settings = iter(self._settings(k, label, [*down, *self.middle, *up]))
         h = self.stems[at - 1](u, at) if at else self.stem(u)
         skips = [h]

@@ -1,10 +1,10 @@
 """Cold diffusion (Bansal et al. 2022): blur without noise, and a network that predicts the image.
 
-As published are the l1 loss, Alg. 2, and the way images are generated from blur. At level K only the mean of each
-channel is left of an image. One Gaussian is fitted to these means over the training images (a mixture of one, in the
-authors' commands), and a start is a draw from it with a little noise (0.002 in [-1, 1]), without which all its pixels
-are equal and samples are alike.
-Different is the blur: here the heat equation with this package's schedule, there a repeated Gaussian filter.
+The l1 loss, Alg. 2 and the way to generate images from blur are as published. At level K only the mean of each channel
+is left of an image. One Gaussian is fitted to these means over the training images (a mixture of one, in the authors'
+commands), and a start is a draw from it with a little noise (0.002 in [-1, 1]), without which all its pixels are equal
+and samples are alike.
+The blur differs: here it is the heat equation with this package's schedule, there a repeated Gaussian filter.
 
 There is no density, and so no likelihood.
 """

@@ -1,10 +1,10 @@
 """Soft diffusion (Daras et al. 2022): the network predicts an image, which the loss compares after blurring it again.
 
-Images are blurred by C_k, under noise that grows with the blur: u_k = C_k u_0 + sigma_k eps. As published are the loss
-|| C_k (x - u_0) ||^2 (soft score matching), a network that predicts what is to be added to u_k, and the momentum
-sampler; the weight of a level, 1 / sigma_k^2, is that of a public port. Different is what is shared with growing.py:
-blur by the heat equation (theirs is a Gaussian filter) with its floor; how noise grows with it; the start, a blurred
-training image under noise; exact steps with their bound; and the linear skip.
+Images are blurred by C_k, under noise that grows with the blur: u_k = C_k u_0 + sigma_k eps. Three things are as
+published: the loss || C_k (x - u_0) ||^2 (soft score matching), a network that predicts what is to be added to u_k, and
+the momentum sampler. The weight of a level, 1 / sigma_k^2, is that of a public port. The rest is shared with
+growing.py: blur by the heat equation (theirs is a Gaussian filter) with its floor; how noise grows with it; the start,
+a blurred training image under noise; exact steps with their bound; and the linear skip.
 """
 
 from __future__ import annotations
