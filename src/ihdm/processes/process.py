@@ -91,7 +91,7 @@ class Process(ABC):
 
     @classmethod
     def predicts_alone(cls, settings: Any) -> bool:
-        """Whether it predicts coefficients that are only noise as well as possible without the network."""
+        """Whether, without the network, it predicts coefficients that are only noise as well as is possible."""
         return getattr(settings, "skip", None) == "linear"
 
     def signal_to_noise(self, k: int) -> Tensor | None:
