@@ -99,7 +99,7 @@ def test_settings_are_listed_with_their_defaults_and_whose_they_are(capsys):
     main(["settings"])
     text = capsys.readouterr().out
     assert all(f"{name} " in text and about in text for name, about in setting_rows())
-    assert "process.betas" in text and "ddpm: the schedule of the noise [linear | cosine; default linear]" in text
+    assert "process.betas" in text and "ddpm: the noise schedule [linear | cosine; default linear]" in text
     main(["settings", "trainer.l"])
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["trainer.lr", "trainer.log_every"]
     with pytest.raises(SystemExit, match="2"):
@@ -221,16 +221,16 @@ ON_ONE = {"sample": [], "restore": ["fit.png"], "evaluate": ["--data", "digits",
         (
             "model",
             ["--steps", "3"],
-            "10 in all: leave out --steps (--set sampling.steps=auto), or for 3 take exact ones (--sampler exact",
+            "10 in all: leave out --steps (or --set sampling.steps=auto), or take 3 exact steps (--sampler exact",
         ),
         (
             "model",
             ["--sampler", "paper", "--steps", "3"],
-            "10 in all: leave out --steps (--set sampling.steps=auto), or for 3 take exact ones",
+            "10 in all: leave out --steps (or --set sampling.steps=auto), or take 3 exact steps",
         ),
-        ("model", ["--sampler", "paper", "--eta", "0"], "eta is for the sampler 'exact', and this is 'paper'"),
-        ("model", ["--sampler", "paper", "--order", "1"], "order is for the sampler 'exact', and this is 'paper'"),
-        ("model", ["--delta-ratio", "1", "--eta", "0"], "eta is for the sampler 'exact', and this is 'paper'"),
+        ("model", ["--sampler", "paper", "--eta", "0"], "eta is for the sampler 'exact', not for 'paper'"),
+        ("model", ["--sampler", "paper", "--order", "1"], "order is for the sampler 'exact', not for 'paper'"),
+        ("model", ["--delta-ratio", "1", "--eta", "0"], "eta is for the sampler 'exact', not for 'paper'"),
         ("model", ["--sampler", "exact", "--delta-ratio", "1"], "delta_ratio is for the sampler 'paper'"),
         ("model", ["--sampler", "exact", "--eta", "1.5"], "eta must be at most 1, not 1.5"),
         ("model", ["--sampler", "exact", "--eta", "-0.5"], "eta must be at least 0, not -0.5"),
@@ -251,7 +251,7 @@ ON_ONE = {"sample": [], "restore": ["fit.png"], "evaluate": ["--data", "digits",
         ("diffusion", ["--steps", "0"], "steps must be at least 1, not 0"),
         ("model", ["--sampler", "momentum"], "must be one of 'paper', 'exact', not 'momentum'"),
         ("soft", ["--sampler", "paper"], "must be one of 'momentum', 'exact', not 'paper'"),
-        ("soft", ["--sampler", "momentum", "--eta", "0"], "eta is for the sampler 'exact', and this is 'momentum'"),
+        ("soft", ["--sampler", "momentum", "--eta", "0"], "eta is for the sampler 'exact', not for 'momentum'"),
         ("cold", ["--eta", "0"], "sampling by cold diffusion has: steps, start_noise"),
     ],
 )
@@ -324,7 +324,7 @@ def test_a_model_that_takes_few_steps_can_be_told_to_take_the_papers(model, caps
     main(["sample", model, "--n", "2", "--out", "paper"])
     main(["sample", "quick", "--n", "2", "--out", "back", "--sampler", "paper"])
     assert np.array_equal(pixels("paper"), pixels("back"))
-    refused(["sample", "quick", "--sampler", "paper", "--steps", "3"], 2, "for 3 take exact ones", capsys)
+    refused(["sample", "quick", "--sampler", "paper", "--steps", "3"], 2, "take 3 exact steps", capsys)
     for name in (model, "quick"):  # which only the paper's steps have
         main(["sample", name, "--n", "2", "--out", f"{name}-soft", "--delta-ratio", "1"])
     assert np.array_equal(pixels(f"{model}-soft"), pixels("quick-soft"))
@@ -376,8 +376,8 @@ def test_half_of_torchruns_environment_is_refused(model, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    refused(["sample", model, "--n", "1"], 2, "start them with torchrun, or unset WORLD_SIZE", capsys)
-    refused(["train", "digits", "--run", "run"], 2, "start them with torchrun, or unset WORLD_SIZE", capsys)
+    refused(["sample", model, "--n", "1"], 2, "start ihdm with torchrun, or unset WORLD_SIZE", capsys)
+    refused(["train", "digits", "--run", "run"], 2, "start ihdm with torchrun, or unset WORLD_SIZE", capsys)
     monkeypatch.setenv("WORLD_SIZE", "two")
     refused(["sample", model, "--n", "1"], 2, "WORLD_SIZE is 'two'", capsys)
 
@@ -528,7 +528,7 @@ def test_a_run_that_held_nothing_out_has_nothing_to_be_measured_on(capsys):
 
 def test_a_blur_too_narrow_for_the_images_is_pointed_out(capsys):
     main(["train", "digits", *QUICK, "--set", "process.sigma_B_max=2"])
-    assert "not blank yet" in capsys.readouterr().out
+    assert "does not blank data that are" in capsys.readouterr().out
 
 
 def test_four_channels_are_written_with_alpha(tiny_config, tmp_path):
@@ -557,7 +557,7 @@ def test_sigma_zero_is_allowed_with_a_warning(capsys):
     refused(
         words,
         2,
-        f"exact steps need noise (process.sigma of 1e-6 or more); take the paper's (--sampler paper, or {advice}",
+        f"exact steps need noise (process.sigma of 1e-6 or more); take the paper's steps (--sampler paper, or {advice}",
         capsys,
     )
     main([*words, *advice.split()])

@@ -123,7 +123,7 @@ def test_settings_are_read_by_type(word, expected):
         ("process.delta_ratio=1", "unknown setting 'process.delta_ratio'"),
         ("sampling.clip=false", "sampling by the process heat has: steps"),
         ("sampling.sampler=magic", "'paper', 'exact'"),
-        ("sampling.steps=7", "200 in all: leave out --steps (--set sampling.steps=auto), or for 7 take exact ones"),
+        ("sampling.steps=7", "200 in all: leave out --steps (or --set sampling.steps=auto), or take 7 exact steps"),
         ("sampling.eta=2", "at most 1"),
         ("sampling.order=3", "at most 2"),
     ],

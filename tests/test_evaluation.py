@@ -149,7 +149,7 @@ def test_drawn_levels_are_some_of_all(model, tiny_images):
 
 @pytest.mark.parametrize("ratios", [[], [0.0], [1.0, -1.0], [float("inf")], [float("nan")]])
 def test_noise_without_a_density_is_refused(model, tiny_images, ratios):
-    with pytest.raises(UsageError, match="delta ratios go"):
+    with pytest.raises(UsageError, match="delta ratios must be"):
         evaluation.likelihood(model, tiny_images.held_out, delta_ratio=ratios)
 
 
@@ -170,7 +170,7 @@ def test_a_filter_that_is_not_diagonal_has_the_papers_bound_alone(tiny_config, t
 def test_diffusion_has_one_bound_and_no_delta(diffusion, tiny_images):
     found = evaluation.likelihood(diffusion, tiny_images.held_out)
     assert [bound.row.delta_ratio for bound in found.bounds] == [None] and bool(found.bounds[0].total.isfinite().all())
-    with pytest.raises(UsageError, match="denoising diffusion is of the posterior's noise, without delta_ratio"):
+    with pytest.raises(UsageError, match="denoising diffusion uses the posterior's noise: leave out delta_ratio"):
         evaluation.likelihood(diffusion, tiny_images.held_out, delta_ratio=RATIOS)
 
 
@@ -473,7 +473,7 @@ def test_samples_are_measured_as_they_are_asked_for(files, capsys):
     [
         (["likelihood", "model", "--data", "photos.npz"], 2, "--resize"),
         (["likelihood", "model", "--data", "images.npz", "--levels", "1"], 2, "--levels must be at least 2"),
-        (["likelihood", "model", "--data", "images.npz", "--delta-ratio", "0"], 2, "delta ratios go"),
+        (["likelihood", "model", "--data", "images.npz", "--delta-ratio", "0"], 2, "delta ratios must be"),
         (["evaluate", "model", "--data", "photos.npz"], 2, "--resize"),
         (["evaluate", "model", "--data", "mixed.npz"], 2, "--resize"),
         (["evaluate", "model", "--data", "images.npz"], 2, "leave it out"),
@@ -487,7 +487,7 @@ def test_samples_are_measured_as_they_are_asked_for(files, capsys):
         ),
         (["evaluate", "model", "--data", "images.npz", "--delta-ratio", "-1"], 2, "delta_ratio must be at least 0"),
         (["evaluate", "model", "--data", "images.npz", "--delta-ratio", "nan"], 2, "must be a finite number"),
-        (["evaluate", "model", "--data", "images.npz", "--steps", "3"], 2, "for 3 take exact ones (--sampler exact"),
+        (["evaluate", "model", "--data", "images.npz", "--steps", "3"], 2, "take 3 exact steps (--sampler exact"),
         (
             ["evaluate", "model", "--data", "images.npz", "--sampler", "paper", "--eta", "0"],
             2,
@@ -498,7 +498,7 @@ def test_samples_are_measured_as_they_are_asked_for(files, capsys):
             2,
             "sampling by denoising diffusion has: steps, eta, order, clip",
         ),
-        (["likelihood", "diffusion", "--data", "images.npz", "--delta-ratio", "1"], 2, "without delta_ratio"),
+        (["likelihood", "diffusion", "--data", "images.npz", "--delta-ratio", "1"], 2, "leave out delta_ratio"),
     ],
 )
 def test_wrong_words_are_refused(files, words, code, message, capsys):

@@ -45,7 +45,7 @@ def test_a_network_that_is_not_for_such_data_is_refused_before_they_are_looked_a
 
     monkeypatch.setattr("ihdm.model.unit_batches", looked_at)
     config = tiny_config.with_settings(["network.kind=graph"])
-    with pytest.raises(UsageError, match=r"for graphs, not for images; take network\.kind=unet"):
+    with pytest.raises(UsageError, match=r"for graphs, not for images; use network\.kind=unet"):
         Model.from_images(ModelConfig.of(config, (1, 8, 8)), torch.zeros(4, 1, 8, 8, dtype=torch.uint8))
 
 

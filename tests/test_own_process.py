@@ -135,7 +135,7 @@ def test_a_network_that_insists_on_a_condition_is_refused_in_words(example, tiny
 
     NETWORKS.register("insistent")(Insistent)
     config = ModelConfig.of(tiny_config.with_settings(["network.kind=insistent"]), (1, 8, 8))
-    with pytest.raises(UsageError, match=r"insistent insists on u, k, condition.*condition=None"):
+    with pytest.raises(UsageError, match=r"network insistent requires u, k, condition.*condition=None"):
         build_network(config)
 
 

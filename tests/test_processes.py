@@ -113,17 +113,17 @@ def test_negative_noise_is_refused():
 
 def test_each_sampler_has_its_own_settings():
     heat = process()
-    with pytest.raises(UsageError, match="eta is for the sampler 'exact', and this is 'paper'"):
+    with pytest.raises(UsageError, match="eta is for the sampler 'exact', not for 'paper'"):
         heat.with_sampling(sampler="paper", eta=0.5)
-    with pytest.raises(UsageError, match="eta is for the sampler 'exact', and this is 'paper'"):
+    with pytest.raises(UsageError, match="eta is for the sampler 'exact', not for 'paper'"):
         heat.with_sampling(delta_ratio=1.0, eta=0.5)
     exact = heat.with_sampling(eta=0.5)  # which only exact steps have
     assert (exact.sampling.sampler, exact.sampling.eta) == ("exact", 0.5)
     paper = exact.with_sampling(delta_ratio=1.1)
     assert (paper.sampling.sampler, paper.sampling.delta_ratio, paper.sampling.steps) == ("paper", 1.1, None)
-    with pytest.raises(UsageError, match="delta_ratio is for the sampler 'paper', and this is 'exact'"):
+    with pytest.raises(UsageError, match="delta_ratio is for the sampler 'paper', not for 'exact'"):
         heat.with_sampling(sampler="exact", delta_ratio=1.0)
-    with pytest.raises(UsageError, match=r"8 in all: leave out --steps .*, or for 4 take exact ones \(--sampler exact"):
+    with pytest.raises(UsageError, match=r"8 in all: leave out --steps .*, or take 4 exact steps \(--sampler exact"):
         heat.with_sampling(steps=4)
     with pytest.raises(UsageError, match="need the spectrum"):
         heat.with_sampling(sampler="exact", steps=4)

@@ -385,7 +385,7 @@ def test_what_cannot_be_restored_is_refused(shapes_model, shapes, tiny_config, t
         for call in (other.restore, other.restorer().observation):
             with pytest.raises(UsageError, match=message):
                 call(to_unit(tiny_images.train[0]))
-    with pytest.raises(UsageError, match="for 5 take exact ones"):
+    with pytest.raises(UsageError, match="take 5 exact steps"):
         shapes_model.restore(y, 1, blur_width=2.0, steps=5)
     with pytest.raises(UsageError, match="delta_ratio is for the sampler 'paper'"):
         shapes_model.restore(y, 1, blur_width=2.0, sampler="exact", delta_ratio=1.0)

@@ -455,7 +455,13 @@ def test_the_width_of_a_muffled_sound_is_estimated(run):
     low, high = (width / seen.width for width in seen.interval)
     assert low == pytest.approx(math.exp(-0.25)) and high == pytest.approx(math.exp(0.25))
     assert model.restorer().settled(u, seen.width).interval is None
-    assert model.restorer().verdict(seen).words.startswith("whether the model knows such sounds is not known")
+    assert (
+        model.restorer()
+        .verdict(seen)
+        .words.startswith(
+            "the model was not calibrated (ihdm calibrate), so it cannot say whether it knows such sounds"
+        )
+    )
 
 
 def test_sounds_that_the_model_cannot_restore_are_refused(run, hits, tmp_path, capsys):

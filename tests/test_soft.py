@@ -116,7 +116,7 @@ def test_each_sampler_has_its_own_settings():
     assert exact.sampling_words() == "5 steps, eta 0, second order" and exact.remembers
     back = exact.with_sampling(sampler="momentum")
     assert back.sampling_words() == "5 steps with momentum" and not back.remembers
-    with pytest.raises(UsageError, match="eta is for the sampler 'exact', and this is 'momentum'"):
+    with pytest.raises(UsageError, match="eta is for the sampler 'exact', not for 'momentum'"):
         process.with_sampling(sampler="momentum", eta=0.5)
     with pytest.raises(UsageError, match="must be one of 'momentum', 'exact', not 'paper'"):
         process.with_sampling(sampler="paper")

@@ -521,7 +521,7 @@ def test_a_batch_that_does_not_fit_is_answered_with_one_that_does(tiny_config, t
     with pytest.raises(IhdmError, match=r"4 images at a time; 2 should fit, with --set trainer\.accumulate=4"):
         trainer.train()
     monkeypatch.setattr(memory, "all_bytes", lambda device: 10)
-    with pytest.raises(IhdmError, match="4 images at a time, nor for one"):
+    with pytest.raises(IhdmError, match="4 images at a time, or even for one"):
         trainer.train()
 
 
@@ -532,8 +532,8 @@ def test_one_image_that_does_not_fit_is_not_answered_with_one_image(tiny_config,
     assert training.smaller_parts().endswith("at a time; 1 with --set engine.checkpoint=true trainer.accumulate=8")
     config = config.with_settings(["engine.checkpoint=true"])
     trainer = Trainer(config, tiny_images, tmp_path / "again")
-    assert "nor for one; smaller images" in trainer.training.smaller_parts()
-    with pytest.raises(IhdmError, match=r"nor for one$"), trainer.trained_model().runner().advice(1):
+    assert "or even for one; use smaller images" in trainer.training.smaller_parts()
+    with pytest.raises(IhdmError, match=r"or even for one$"), trainer.trained_model().runner().advice(1):
         raise MemoryError
 
 

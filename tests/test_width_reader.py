@@ -208,7 +208,7 @@ def test_a_folder_keeps_a_reader_and_refuses_a_damaged_one(model, tmp_path):
         (tmp_path / READER).write_bytes(save(whole | wrong))
         with pytest.raises(IhdmError, match=r"widths\.safetensors is damaged .* run ihdm calibrate again"):
             Model.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="only of images"):
+    with pytest.raises(ValueError, match="only be read off images"):
         WidthReader.of(whole, (1, 28))
     (tmp_path / READER).unlink()
     assert Model.from_pretrained(tmp_path).reader is None

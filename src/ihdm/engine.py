@@ -30,7 +30,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 LEAST_BF16_PIXELS = 24 * 24  # smaller images are no faster in bfloat16 on a CPU (docs/design.md)
-PATIENCE = 10.0  # seconds for a small product
+PATIENCE = 10.0  # seconds that a small product may take
 
 
 def choose_device(name: Device = "auto") -> torch.device:
@@ -43,15 +43,15 @@ def choose_device(name: Device = "auto") -> torch.device:
 
 
 def exact_device(device: torch.device) -> torch.device:
-    """Where to compute in float64: there, unless it is a device that cannot."""
+    """Where to compute in float64: on the device, or on the CPU if the device cannot."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
 def keep_freed_memory() -> None:
-    """Let a process on Linux keep the memory that it frees, for its own use, instead of returning it each time.
+    """Let this process, on Linux, keep the memory that it frees for its own use, instead of returning it each time.
 
     On a CPU large feature maps otherwise come as fresh pages from the system (docs/performance.md).
-    It is for programs to call, not for libraries: the setting is that of the whole process.
+    Programs should call this, not libraries, because it applies to the whole process.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None and mallopt(M_MMAP_THRESHOLD, 2**30):  # glibc's, if it takes so large a number
@@ -64,7 +64,7 @@ def choose_precision(name: Precision, device: torch.device, pixels: int) -> torc
     The choice does not depend on timing, so that the same command gives the same result.
     """
     if name == "bf16" and device.type == "cpu" and not _survives_bf16():
-        raise UsageError("this processor claims to compute in bfloat16, and breaks off when it does; take float32")
+        raise UsageError("this processor claims to compute in bfloat16, but crashes when it does; take float32")
     if name != "auto":
         return {"float32": torch.float32, "bf16": torch.bfloat16}[name]
     if device.type == "cuda":
@@ -74,24 +74,24 @@ def choose_precision(name: Precision, device: torch.device, pixels: int) -> torc
 
 
 def _claims_bf16() -> bool:
-    """Whether the processor has instructions for it, without which bfloat16 is only a detour."""
+    """Whether the processor claims instructions for bfloat16, without which it is no faster."""
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # absent from some versions of torch
     return any(getattr(torch.cpu, check, lambda: False)() for check in checks)
 
 
 @cache
 def _survives_bf16() -> bool:
-    """Whether a product in bfloat16 comes to its end: some virtual machines claim AMX and kill whoever uses it."""
+    """Whether a product in bfloat16 completes: some virtual machines claim AMX, and kill any process that uses it."""
     return not hasattr(os, "fork") or survives(lambda: torch.ones(64, 64).bfloat16() @ torch.ones(64, 64).bfloat16())
 
 
 def survives(work: Callable[[], Any]) -> bool:
-    """Whether work comes to its end, tried in a child, which takes milliseconds; one that hangs counts as killed."""
+    """Whether work completes, tried in a child process, which takes milliseconds; one that hangs counts as killed."""
     child = os.fork()
     if child == 0:
-        with contextlib.suppress(BaseException):  # else it would go on as if it were this process
-            faulthandler.disable()  # its end is no news
-            torch.set_num_threads(1)  # threads do not outlive a fork
+        with contextlib.suppress(BaseException):  # else the child would go on as if it were this process
+            faulthandler.disable()  # its crash needs no report
+            torch.set_num_threads(1)  # threads do not survive a fork
             work()
             os._exit(0)
         os._exit(1)
@@ -106,8 +106,8 @@ def survives(work: Callable[[], Any]) -> bool:
 class Lowered(nn.Module):
     """A network that computes in `precision` from float32 weights, and answers in float32.
 
-    With the GPU's kernels, vectors stay as they are and are given for each image; else those of the layers that the
-    network names stay. Its optimiser may have all others in lower precision already, and a place for all gradients.
+    With the GPU kernels, vectors stay in float32 and are given once per image; otherwise the weights of the network's
+    `float32_layers` stay. The optimiser may have all others in lower precision already, and places for all gradients.
     """
 
     optimizer: LoweredAdam | None = None
@@ -117,7 +117,7 @@ class Lowered(nn.Module):
         self.network, self.precision, self.fused = network, precision, fused and has_fused_path(network)
 
     def by_kernels(self, device: torch.device) -> bool:
-        """Whether it computes with the GPU's kernels there."""
+        """Whether it computes with the GPU kernels on a device."""
         return self.fused and kernels.usable(device, self.precision)
 
     def forward(self, u: Tensor, k: Tensor, *condition: Tensor) -> Tensor:
@@ -151,8 +151,8 @@ class Lowered(nn.Module):
 def compile_ahead(network: nn.Module, u: Tensor, precision: torch.dtype, update: bool = False) -> None:
     """Compile the kernels that the network needs for batches like `u`, with gradients if it is being trained.
 
-    update: those of `LoweredAdam`, too. It is done once: a step finds them in Triton's cache, and reckoning what is
-    needed takes as long as a second or more, for what torch imports.
+    update: those of `LoweredAdam`, too. A note in Triton's cache says that it was done: finding out what is needed
+    takes a second or more, because of what torch imports.
     """
     if not (has_fused_path(network) and kernels.usable(u.device, precision)):
         return
@@ -189,7 +189,7 @@ class _Convert(torch.autograd.Function):
 
 
 class _Stored(torch.autograd.Function):
-    """Matrices as an optimiser has them in another precision; it is given their gradients."""
+    """Matrices as an optimiser has them in another precision; their gradients are given to it."""
 
     @staticmethod
     def forward(ctx: Any, optimizer: LoweredAdam, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -203,9 +203,9 @@ class _Stored(torch.autograd.Function):
 
 
 class _PerImage(torch.autograd.Function):
-    """Vectors, seen once for each image of each part of a batch; their gradients are summed over images in one go.
+    """Vectors, expanded to all images of each part of a batch; their gradients are summed over images all at once.
 
-    optimizer: who is given these, if they are not the vectors' own.
+    optimizer: what is given these sums; None: they become the vectors' own gradients.
     """
 
     @staticmethod
@@ -225,7 +225,7 @@ class _PerImage(torch.autograd.Function):
 
 
 def lowered(network: nn.Module, precision: torch.dtype, fused: bool = True) -> nn.Module:
-    """The network computing in `precision`: itself for float32.
+    """The network computing in `precision`: for float32 the network itself.
 
     fused: whether it may use kernels that take some seconds to compile at the first use.
     """
@@ -233,7 +233,7 @@ def lowered(network: nn.Module, precision: torch.dtype, fused: bool = True) -> n
 
 
 def placed(network: Module, device: torch.device) -> Module:
-    """The network on a device, with its weights in the order that its convolutions want."""
+    """The network on a device, with its weights in the memory order that suits its convolutions."""
     flat = device.type == "cuda" and all(weight.ndim < 5 for weight in network.parameters())
     order = torch.channels_last if flat else torch.preserve_format
     return network.to(device=device, memory_format=order)  # type: ignore[call-overload]
@@ -278,10 +278,10 @@ def recorded(work: Work, device: torch.device, generators: Sequence[torch.Genera
 class Recorded:
     """A function of tensors on a GPU that is recorded once, as a CUDA graph, and then replayed.
 
-    A replay launches everything at once, which a slow host could not do one by one as fast as the GPU works.
+    A replay launches everything at once; one by one, a slow host could not launch operations as fast as the GPU works.
     The first calls run as usual, so that libraries choose their algorithms; the next one is recorded. What the
     function does besides returning tensors, such as updating weights, happens at every call. It must not wait for
-    the GPU, and must find the same tensors in the same places each time, other than its arguments.
+    the GPU, and must find the same tensors in the same places each time, except its arguments.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class Recorded:
         self._stream = torch.cuda.Stream(device)
 
     def __call__(self, *inputs: Tensor | None) -> Tensor:
-        """Inputs that are None must always be."""
+        """Inputs that are None must be None in every call."""
         with torch.cuda.device(self.device):
             return self._call(inputs)
 
@@ -333,7 +333,7 @@ class Recorded:
 
 @contextlib.contextmanager
 def collected() -> Iterator[None]:
-    """Collect garbage now, and none while this lasts: recordings of others among it would break one that is made."""
+    """Collect garbage now, and none while this lasts: freeing an old recording would break one in the making."""
     gc.collect()
     before = gc.isenabled()
     gc.disable()
@@ -346,7 +346,7 @@ def collected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _choosing_algorithms() -> Iterator[None]:
-    """Let convolutions be timed to choose how they are computed, and use what was chosen."""
+    """Let ways to compute convolutions be timed, and use those that were chosen."""
     before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
     try:
         yield

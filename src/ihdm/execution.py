@@ -29,10 +29,10 @@ Work = TypeVar("Work", bound=Callable[..., Tensor])
 
 @dataclass(frozen=True)
 class Execution:
-    """How arithmetic is done; of no effect on results but rounding.
+    """How arithmetic is done; affects results only by rounding.
 
     precision: of the network. compiled: on a GPU, use compiled kernels and recorded steps, which start some seconds
-    later and are faster. batch_size: images computed at a time; None: as many as are computed fast and fit into memory.
+    later and are faster. batch_size: images computed at a time; None: as many as pay off and fit into memory.
     progress: show a progress bar.
     """
 
@@ -43,7 +43,7 @@ class Execution:
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
-            raise UsageError(f"a batch has at least 1 image, not {self.batch_size}")
+            raise UsageError(f"a batch must have at least 1 image, not {self.batch_size}")
 
     def quiet(self) -> Execution:
         return replace(self, progress=False)
@@ -53,7 +53,7 @@ USUAL = Execution()
 
 
 class Runner:
-    """A network, as it is now, ready to compute with gradients off."""
+    """A network, as it is now, ready to compute without gradients."""
 
     def __init__(self, network: nn.Module, config: ModelConfig, execution: Execution):
         self.config, self.execution = config, execution
@@ -69,7 +69,7 @@ class Runner:
         return self.frozen[-1]
 
     def size(self, n: int) -> int:
-        """Images to compute at a time, if there are n: no more than pays off, and than there is memory for."""
+        """How many of n images to compute at a time: no more than pay off, nor than fit into memory."""
         return even(n, self.execution.batch_size or self._fitting(n))
 
     def _fitting(self, n: int) -> int:
@@ -92,12 +92,12 @@ class Runner:
         return ByDepth(work, self.frozen, self.device)  # type: ignore[return-value]
 
     def advice(self, size: int) -> contextlib.AbstractContextManager[None]:
-        """If the memory does not suffice for batches of a size, say what would fit."""
+        """If there is not enough memory for batches of a size, raise an error that says what would fit."""
         return memory.advice(lambda: self._fewer(size))
 
     def _fewer(self, size: int) -> str:
         fitting = memory.largest_batch(self._needed(), size // 2, memory.all_bytes(self.device))
-        advice = f"; {fitting} should fit (--batch-size {fitting})" if fitting else ", nor for one"
+        advice = f"; {fitting} should fit (--batch-size {fitting})" if fitting else ", or even for one"
         return f"not enough memory for {size} images at a time{advice}"
 
     def _needed(self) -> Callable[[int], int]:
@@ -108,7 +108,7 @@ class Runner:
 
 
 class ByDepth:
-    """Work with networks, recorded once for each depth at which they see images; a batch of several is not recorded."""
+    """Work with networks, recorded once for each depth at which they see images; batches of mixed depth are not."""
 
     def __init__(self, work: Callable[..., Tensor], networks: Sequence[Frozen], device: torch.device):
         self.work, self.networks, self.device = work, networks, device
@@ -131,5 +131,5 @@ class ByDepth:
 
 
 def even(n: int, most: int) -> int:
-    """The size of batches, no larger than `most`, if n things are divided into as few and equal ones as can be."""
+    """The size of batches, at most `most`, if n things are divided into as few batches as possible, as equally."""
     return -(-n // -(-n // most)) if n else 1

@@ -1,7 +1,7 @@
-"""Whether images are like those that a network knows, by what they stir in it.
+"""Whether images are like those that a network knows, judged by its feature maps.
 
-How much it is surprised says little of that: plain pictures surprise it less than those that it knows. Statistics of
-its coarsest feature map say more; they tell most printed letters from written digits (docs/studies/restore.md).
+How much they surprise the network says little about that: plain pictures surprise it less than those that it knows.
+Statistics of its coarsest feature map tell most printed letters from handwritten digits (docs/studies/restore.md).
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor, nn
 
-AXES = 100  # directions in which features are known to differ, at most
-FOR_EACH = 4  # images to find each of them by, at least
+AXES = 100  # principal directions of the features, at most
+FOR_EACH = 4  # images for each of these directions, at least
 LEAST_SPREAD = 1e-6
 QUANTILES = 101
-UNUSUAL = 0.05  # of images held out from training, called unlike what the model knows
+UNUSUAL = 0.05  # the share of images held out from training that are called unlike what the model knows
 
 
 @contextlib.contextmanager
 def overheard(network: nn.Module) -> Iterator[list[Tensor]]:
-    """While this lasts, each call of the network leaves the mean and spread of each channel of a feature map, (B, 2 C).
+    """Yields a list, to which each call of the network appends the mean and spread of a map's channels, (B, 2 C).
 
-    The map is the last of the coarsest ones.
+    The map is the last of the coarsest feature maps.
     """
     heard: list[Tensor] = []
     maps: list[Tensor] = []
@@ -48,11 +48,11 @@ def overheard(network: nn.Module) -> Iterator[list[Tensor]]:
 
 @dataclass(frozen=True)
 class Familiar:
-    """The law of features of images that a network knows: probabilistic PCA (Tipping and Bishop 1999), and quantiles.
+    """How features of images that a network knows are distributed: probabilistic PCA (Tipping and Bishop 1999).
 
-    mean: (2, F), at level 0 of the blur that images were restored from, and its change up to level K; spread: (F,);
-    axes: (A, F), directions in units of the spread, with their variances; rest: the variance in all others; usual: the
-    log of squared distances of other images at level 0, and its change; quantiles: of such in units of the usual.
+    mean: (2, F), for images restored from blur of level 0, and its change up to level K; spread: (F,); axes: (A, F),
+    directions in units of the spread, with their variances; rest: the variance in all other directions; usual: the log
+    of squared distances of held-out images at level 0, and its change; quantiles: of these in units of the usual one.
     """
 
     mean: Tensor
@@ -65,7 +65,7 @@ class Familiar:
 
     @classmethod
     def calibrated(cls, features: Tensor, levels: Tensor) -> Familiar:
-        """From features (N, F), and the levels of the images as shares of K. A third of them give the quantiles."""
+        """From features (N, F) and the levels of the images, as shares of K. A third is held out for the quantiles."""
         third = torch.arange(len(features)) % 3 == 2
         known, design = features[~third], torch.stack([torch.ones_like(levels), levels], 1)
         mean = torch.linalg.lstsq(design[~third], known).solution
@@ -82,7 +82,7 @@ class Familiar:
         return replace(found, quantiles=found.distances(*others).quantile(torch.linspace(0, 1, QUANTILES).double()))
 
     def distances(self, features: Tensor, levels: Tensor) -> Tensor:
-        """Mahalanobis's, squared, of features (B, F) from levels (B,), in units of the usual."""
+        """Squared Mahalanobis distances of features (B, F) from levels (B,), in units of the usual one."""
         z = (features - self.mean[0] - levels[:, None] * self.mean[1]) / self.spread
         along = (z @ self.axes.mT).square()
         squares = (along / self.variances).sum(1) + (z.square().sum(1) - along.sum(1)) / self.rest
@@ -93,22 +93,22 @@ class Familiar:
         return (self.quantiles >= self.distances(features, levels)[:, None]).double().mean(1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """To be saved; axes in half precision, which they have been rounded to."""
+        """The tensors to save; axes in half precision, to which they were rounded before."""
         kept = {f.name: torch.half if f.name == "axes" else torch.float for f in fields(self)}
         return {name: getattr(self, name).to(dtype).contiguous() for name, dtype in kept.items()}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Familiar:
-        """From what `tensors` gave; ValueError if it is something else."""
+        """From what `tensors` returned; ValueError if it is something else."""
         names = [f.name for f in fields(cls)]
         if sorted(tensors) != sorted(names):
-            raise ValueError(f"it should have {', '.join(names)}")
+            raise ValueError(f"it must have exactly {', '.join(names)}")
         found = cls(**{name: tensor.double() for name, tensor in tensors.items()})
         size, count = found.spread.shape[-1:].numel(), found.variances.shape[-1:].numel()
         shapes = (2, size), (size,), (count, size), (count,), (1,), (2,), (QUANTILES,)
         fits = all(getattr(found, name).shape == shape for name, shape in zip(names, shapes))
         if not fits or not all(tensor.isfinite().all() for tensor in tensors.values()):
-            raise ValueError(f"{', '.join(names)} do not belong together")
+            raise ValueError(f"{', '.join(names)} do not fit together, or are not finite")
         return found
 
 
@@ -116,7 +116,7 @@ class Familiar:
 class Verdict:
     """Whether a model knows such images; inverted: whether it knows the negative.
 
-    share: of the images held out from training, how many are as unusual; None: that is unknown.
+    share: what part of the images held out from training is as unusual; None if unknown.
     """
 
     share: float | None
@@ -130,7 +130,7 @@ class Verdict:
     @property
     def words(self) -> str:
         if self.share is None:
-            return f"whether the model knows such {self.noun}s is not known: it was not calibrated (ihdm calibrate)"
+            return f"the model was not calibrated (ihdm calibrate), so it cannot say whether it knows such {self.noun}s"
         as_unusual = f"{self.share:.0%} of the {self.noun}s held out from training are as unusual"
         almost_none = f"less than 1% of the {self.noun}s held out from training are as unusual"
         if self.unusual:

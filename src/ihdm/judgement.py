@@ -1,8 +1,8 @@
-"""What a trained network adds to restoring: which of several blurs gives plausible images, and whether it knows such.
+"""What a trained network adds to restoring: which of several blurs gives plausible images, and whether it knows them.
 
-A blur is judged by the terms of the exact bound (docs/exact-steps.md) of restored images: how much the network is
-surprised. An image restored with too narrow a width stays blurred, which surprises it; one with too large a width
-leaves [0, 1], and clamped and blurred again it is no longer the image that was given.
+A blur is judged by how much the restored images surprise the network: by the terms of their exact bound
+(docs/exact-steps.md). An image restored with too narrow a width stays blurred, which surprises it; one with too large a
+width leaves [0, 1], and once clamped and blurred again it is no longer the image that was given.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from ihdm.restoration import DOUBT, HOPELESS, Guess, Guided, Observation, likely
 from ihdm.sampler import chain, last, reverse_step
 from ihdm.width_reader import WidthReader
 
-TRIED = 3  # kinds of blur that are restored, if they are likely enough
-VERSIONS = 2  # restored of each width, at last
-NEAR, NEARER = 0.03, 0.01  # relative distances of neighbouring widths, at first and at last
+TRIED = 3  # kinds of blur to restore with, if they are likely enough
+VERSIONS = 2  # restored for each width, once the search is close
+NEAR, NEARER = 0.03, 0.01  # relative distances between neighbouring widths, at first and at last
 ALIKE = 0.5  # nats between two kinds of blur that are the same in effect
-UNEXPLAINED = 0.5  # the weight of what a width leaves unexplained, beside surprise; found on digits
-UNLIKELY = 0.006  # that a kind of blur is worse by, for each nat that it is less likely by the spectrum
-FAR = 0.1  # that a width is worse by, if it is as far from the spectrum's as that is usually from the truth, DOUBT
-READABLE = 2  # times the least, the noise of images whose widths can be read
-ROUNDS = 4  # as often a search may go on from the edge of what it has tried
-LEVELS = 5  # to be surprised at, from the second to that of the blur
-WIDE = 0.03  # an interval of widths that are searched is no wider than this, relatively, on either side
+UNEXPLAINED = 0.5  # the weight, beside surprise, of what a width leaves unexplained; found on digits
+UNLIKELY = 0.006  # added to the score of a kind of blur for each nat that the spectrum finds it less likely
+FAR = 0.1  # added to the score of a width that is DOUBT, the spectrum's usual error, off the spectrum's estimate
+READABLE = 2  # times the least noise: images with more do not have their width read
+ROUNDS = 4  # in which a search may continue from the edge of what it has tried
+LEVELS = 5  # at which surprise is measured, from the second to that of the blur
+WIDE = 0.03  # the most, relatively, that an interval of widths extends to either side
 ALLOWED = 0.11  # how much worse than the best the score of a width in the interval may be (docs/studies/restore.md)
-SHARES = (0.3, 0.4, 0.5, 0.6)  # levels, as shares of K, at which images are to be known
+SHARES = (0.3, 0.4, 0.5, 0.6)  # levels, as shares of K, at which features are taken
 GROUPS = 12  # levels of blur to calibrate at
-BLURRED = 0.7  # of the levels are for images that can be restored; beyond, too little is left of them
+BLURRED = 0.7  # the share of the levels to calibrate at; beyond, too little is left of images
 
 
 @dataclass(frozen=True)
 class Judge:
-    """A process that restores, its network, its data, how many of them it computes at a time, a reader of widths."""
+    """A process that restores, its network and domain, how many images it computes at a time, a reader of widths."""
 
     process: Process
     network: Frozen
@@ -63,7 +63,7 @@ class Judge:
 
     @torch.no_grad()
     def restored(self, seen: Sequence[Observation], versions: int = 1) -> Tensor:
-        """Versions of each, (observations, versions, C, H, W), by a few exact steps from the level of the first."""
+        """Restored versions of each, (observations, versions, C, H, W), by few steps from the level of the first."""
         found = []
         jobs = [(one, number) for one in seen for number in range(versions)]
         for first in range(0, len(jobs), self.at_a_time):
@@ -91,9 +91,9 @@ class Judge:
         return torch.stack(columns, 1)
 
     def scores(self, seen: Sequence[Observation], versions: int) -> Tensor:
-        """How implausible each observation's blur is: log of surprise, and some of the log of what is left unexplained.
+        """How implausible each observation's blur is: log of surprise, plus part of the log of what stays unexplained.
 
-        Larger widths make images sharper, which surprises less, and leave more unexplained.
+        Larger widths make images sharper, which surprises the network less, but leave more unexplained.
         """
         images, top = self.restored(seen, versions), max(2, seen[0].level)
         levels = sorted({round(2 + i * (top - 2) / (LEVELS - 1)) for i in range(LEVELS)})
@@ -104,7 +104,7 @@ class Judge:
         return (surprise + UNEXPLAINED * torch.tensor(rest).double().log()).mean(1)
 
     def observe(self, image: Tensor) -> Observation:
-        """What a blurred image (C, H, W), float64, says with the most plausible blur; its interval of widths."""
+        """The observation of a blurred image (C, H, W), float64, with its likeliest blur and an interval of widths."""
         guesses = likely(self.blurs, image, noises=self.domain.noises)
         best = guesses[0]
         start = observation(self.blurs, image, best)
@@ -124,7 +124,7 @@ class Judge:
         return replace(observation(self.blurs, image, replace(guess, width=width)), interval=(low, high))
 
     def _read(self, image: Tensor, guesses: Sequence[Guess]) -> Observation | None:
-        """The same, with the blur that is read off the image, if there is somebody to read it who is sure of it."""
+        """The same, with the blur that the reader reads off the image; None without a reader, or if it is unsure."""
         if self.reader is None or guesses[0].noise > READABLE * self.domain.noises[0]:
             return None
         reading = self.reader.read(self.blurs, image, [guess.width for guess in hopeful(guesses)])
@@ -150,9 +150,9 @@ class Judge:
     def _around(
         self, image: Tensor, guess: Guess, at: float, level: int, step: float, count: int, versions: int
     ) -> tuple[Tensor, Tensor]:
-        """Steps from a width, a count on either side, and their scores; widths are ratios to a guess, in logarithms.
+        """Steps from a width, `count` on either side, and their scores; widths are ratios to a guess, in logarithms.
 
-        Images are restored with doubt, which spares those the scribbles whose width is nearly right.
+        Images are restored with doubt, without which a width that is only nearly right would give scribbles.
         """
         x = step * torch.arange(-count, count + 1).double()
         widths = [within(self.blurs, guess.width * math.exp(at + ratio)) for ratio in x.tolist()]
@@ -161,15 +161,15 @@ class Judge:
         return x, self.scores([replace(one, level=level) for one in seen], versions) + far
 
     def dissipated(self, image: Tensor, width: float) -> Tensor:
-        """Data of any domain (C, *grid), in [0, 1], under a blur of a width."""
+        """Data of any domain (C, *grid), in [0, 1], blurred by a width."""
         return self.blurs.laplacian.dissipate(image[None].double(), width**2 / 2)[0]
 
     def known(self, image: Tensor, width: float) -> Observation:
-        """What a blurred image (C, H, W), float64, says if its width is known."""
+        """The observation of a blurred image (C, H, W), float64, if its width is known."""
         return observation(self.blurs, image, likely(self.blurs, image, width, self.domain.noises)[0])
 
     def verdict(self, familiar: Familiar | None, seen: Observation, negative: bool = True) -> Verdict:
-        """Whether an image, as it is restored, is like those that the model was calibrated on, or its negative is."""
+        """Whether an image, once restored, is like those that the model was calibrated on, or else its negative is."""
         if familiar is None:
             return Verdict(None, noun=self.domain.noun)
         share = self.share(familiar, seen)
@@ -180,7 +180,7 @@ class Judge:
         return Verdict(share, self.share(familiar, told or self.observe(image)) >= UNUSUAL, self.domain.noun)
 
     def share(self, familiar: Familiar, seen: Observation) -> float:
-        """Of the images held out from training, how many are as unusual."""
+        """The share of the images held out from training that are as unusual."""
         features = self.features(seen)
         if features.shape[1] != len(familiar.spread):
             raise IhdmError("the model was calibrated with another network; run ihdm calibrate again")
@@ -188,7 +188,7 @@ class Judge:
 
     @torch.no_grad()
     def features(self, *seen: Observation) -> Tensor:
-        """What the images, as they are restored, stir in the network, (observations, F); all of one level."""
+        """The network's features of the restored images, (observations, F); all observations are of one level."""
         given = torch.stack([one.image for one in seen])
         images = self.restored(seen, VERSIONS) if seen[0].level else given.float()[:, None]
         columns = []
@@ -200,9 +200,9 @@ class Judge:
 
 
 def hopeful(guesses: Sequence[Guess]) -> list[Guess]:
-    """The likeliest few, the likeliest first, and the two commonest kinds of blur however unlikely they are.
+    """The few likeliest, likeliest first, and the two commonest kinds of blur however unlikely they are.
 
-    Without those that are the same in effect, such as two borders around a black margin.
+    Those that are the same in effect are left out, such as two kinds of border around a black margin.
     """
     found: list[Guess] = []
     for guess in guesses:
@@ -214,24 +214,24 @@ def hopeful(guesses: Sequence[Guess]) -> list[Guess]:
 
 
 def vertex(x: Tensor, scores: Tensor) -> tuple[float, float, float]:
-    """Where a parabola through scores is lowest, how far from there it is higher by ALLOWED, and how low it is."""
+    """Where a parabola fitted to scores is lowest, how far from there it is higher by ALLOWED, and how low it is."""
     columns = torch.stack([torch.ones_like(x), x, x.square()], 1)
     level, slope, curvature = torch.linalg.lstsq(columns, scores[:, None]).solution[:, 0].tolist()
     edge = 1.5 * float(x.abs().max())
-    if curvature <= 0:  # no valley here: on to the better side
+    if curvature <= 0:  # no minimum here: on to the better side
         return (edge if slope < 0 else -edge), WIDE, float(scores.min())
     at = max(-edge, min(edge, -slope / (2 * curvature)))
     return at, min(WIDE, math.sqrt(ALLOWED / curvature)), level + slope * at + curvature * at**2
 
 
 Progress = Callable[[Sequence[Tensor]], Iterable[Tensor]]
-Blur = Callable[[Tensor, float], Tensor]  # an image (C, H, W) as it is kept and a width: blurred, in [0, 1]
+Blur = Callable[[Tensor, float], Tensor]  # blurs an image (C, H, W), as it is stored, by a width; in [0, 1]
 
 
 def calibrate(judge: Judge, images: Tensor, blurs: Sequence[Blur], progress: Progress = iter) -> Familiar:
-    """From sharp held-out images (N, C, H, W), as they are kept, blurred to several levels, in turns in several ways.
+    """From sharp held-out images (N, C, H, W), as they are stored, blurred to several levels by the blurs in turn.
 
-    The width is known, the kind of blur is not.
+    The judge is told the widths, but not the kinds of blur.
     """
     K, features, levels = judge.process.K, [], []
     for i, some in enumerate(progress([images[i::GROUPS] for i in range(min(GROUPS, len(images)))])):
@@ -241,5 +241,5 @@ def calibrate(judge: Judge, images: Tensor, blurs: Sequence[Blur], progress: Pro
         seen = [judge.known(y, width) for y in blurred]
         features.append(judge.features(*(replace(one, spectrum=seen[0].spectrum) for one in seen)))
         levels += [level / K] * len(some)
-    order = torch.randperm(len(levels), generator=torch.Generator().manual_seed(0))  # each half has all levels
+    order = torch.randperm(len(levels), generator=torch.Generator().manual_seed(0))  # both parts have all levels
     return Familiar.calibrated(torch.cat(features)[order], torch.tensor(levels).double()[order])

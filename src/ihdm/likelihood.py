@@ -1,7 +1,7 @@
 """The bound on the negative log-likelihood of images (Eq. 5-10, App. A.2-A.3), in nats, for each image.
 
--log p(u_0) <= L_K + L_{K-1} + ... + L_1 + L_0. A process says what its terms are made of (`Bounding`); one pass of the
-network at each level serves all the bounds that it has.
+-log p(u_0) <= L_K + L_{K-1} + ... + L_1 + L_0. A process computes its own terms (`Bounding`); one pass of the network
+at each level serves all its bounds.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ihdm.prior import Prior
 if TYPE_CHECKING:
     from ihdm.processes.process import Network
 
-BLOCK = 2**22  # distances that are held at a time
+BLOCK = 2**22  # distances held in memory at a time
 BITS = 8  # of a pixel
-HALF_STEP = 1 / 510  # half the distance of two 8-bit values in [0, 1]
-LEAST = 1e-12  # probability that an 8-bit value is given at least
+HALF_STEP = 1 / 510  # half the distance between two 8-bit values in [0, 1]
+LEAST = 1e-12  # the least probability that an 8-bit value is given
 
 
-SPREADS = 64  # that are compared to find the best, within a factor of 8 around the root mean square error
+SPREADS = 64  # compared to find the best, within a factor of 8 around the root mean square error
 
 
 @dataclass(frozen=True)
 class Row:
-    """A bound by its name; delta_ratio: of the paper's steps that it is of, if it is."""
+    """The name of a bound; delta_ratio: that of its steps, if they are the paper's."""
 
     name: str
     delta_ratio: float | None = None
@@ -40,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Bound:
-    """An upper bound of -log p(u_0), in nats, one number for each image.
+    """An upper bound on -log p(u_0), in nats, one number for each image.
 
     chain: the sum L_1 + ... + L_{K-1}, or an estimate of it from some of the levels.
     """
@@ -64,7 +64,7 @@ class Bounding(Protocol):
         """Learn what the last step needs, such as its variance, from training images and noise."""
 
     def ask(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
-        """What the terms at level k of each image are made of, (B, some numbers)."""
+        """What each image's terms at level k are computed from, (B, some numbers)."""
 
     def terms(self, answers: Tensor, first: bool) -> Tensor:
         """L_{k-1}, (..., rows), from (..., some numbers); first: whether k = 1."""
@@ -85,16 +85,16 @@ def gaussian_nll(squared: Tensor, dimensions: int, delta: float) -> Tensor:
 
 
 def prior_term(prior: Prior, u_0: Tensor, sigma: float, deltas: Sequence[float], alpha: Tensor | None = None) -> Tensor:
-    """An upper bound of L_K = D_KL[q(u_K | u_0) || p(u_K)], (deltas, images), float64 (App. A.3).
+    """An upper bound on L_K = D_KL[q(u_K | u_0) || p(u_K)], (deltas, images), float64 (App. A.3).
 
     With the best phi it is log N_T - log sum_i exp(-D_KL[q(u_K | u_0) || N(u_K^i, delta^2 I)]). Distances between
-    images are those between their kept coefficients; few are held at a time. alpha: what q leaves of each coefficient,
-    (*grid), if it leaves more than the blur of the prior: then those that the prior has not kept count too.
+    images are those between the coefficients that the prior keeps; few are held at a time. alpha: what q leaves of each
+    coefficient, (*grid), if that is more than the prior's blur leaves; then the other coefficients count too.
     """
     few = u_0.split(max(1, BLOCK // math.prod(u_0.shape[1:])))
     places, beyond = (torch.cat(parts) for parts in zip(*(_places(prior, some, alpha) for some in few)))
     bank = prior.coefficients.flatten(1).to(places)
-    centre = bank.mean(0)  # of no effect on distances but on their rounding
+    centre = bank.mean(0)  # does not change distances, only their rounding
     places, bank = places - centre, bank - centre
     nearness = places.new_full((len(deltas), len(places)), -math.inf)
     for block in bank.split(max(1, BLOCK // max(1, len(places)))):
@@ -115,13 +115,13 @@ def _places(prior: Prior, u_0: Tensor, alpha: Tensor | None) -> tuple[Tensor, Te
 
 
 def discrete_nll(u_0: Tensor, mean: Tensor, spread: Tensor | float) -> Tensor:
-    """-log P of 8-bit values under a Gaussian whose tails belong to the ends (Ho et al. 2020, Eq. 13), for each pixel.
+    """-log P of each 8-bit value under a Gaussian whose tails go to 0 and 255 (Ho et al. 2020, Eq. 13).
 
-    It is counted as that of a density, less log 256, so that bits per dimension are the same for both.
+    log 256 is subtracted, so that bits per dimension are computed from it as from a density.
     """
     upper = torch.where(u_0 > 1 - HALF_STEP, torch.inf, (u_0 + HALF_STEP - mean) / spread)
     lower = torch.where(u_0 < HALF_STEP, -torch.inf, (u_0 - HALF_STEP - mean) / spread)
-    flip = (lower > 0) & lower.isfinite()  # both tails are computed on the side where they are small
+    flip = (lower > 0) & lower.isfinite()  # in the upper tail, mirror: lower tails are computed precisely
     upper, lower = torch.where(flip, -lower, upper), torch.where(flip, -upper, lower)
     probability = torch.special.ndtr(upper) - torch.special.ndtr(lower)
     return -probability.clamp_min(LEAST).log() - BITS * math.log(2)
@@ -130,11 +130,11 @@ def discrete_nll(u_0: Tensor, mean: Tensor, spread: Tensor | float) -> Tensor:
 def bounds(bounding: Bounding, answers: Tensor, levels: Tensor, prior_terms: Tensor, K: int) -> list[Bound]:
     """The bounds of each image (Eq. 5-7).
 
-    answers: at the `levels` k of each image, (images, m, some numbers) and (images, m): 1 first, and then all of 2..K
-    or some, drawn without preference, which stand for all. prior_terms: (images, rows).
+    answers: (images, m, some numbers), at the `levels` k of each image, (images, m): first 1, and then all of 2..K or
+    a uniformly drawn part of them, which stands for all. prior_terms: (images, rows).
     """
     if answers.shape[:2] != levels.shape or bool((levels[:, 0] != 1).any()):
-        raise ValueError("the first level of each image must be 1, which L_0 is made of")
+        raise ValueError("the first level of each image must be 1, from which L_0 is computed")
     L_0 = bounding.terms(answers[:, 0].double(), first=True)
     chain = bounding.terms(answers[:, 1:].double(), first=False).sum(1) * (K - 1) / max(1, answers.shape[1] - 1)
     parts = zip(bounding.rows, L_0.T, chain.T, prior_terms.double().cpu().T)
@@ -142,12 +142,12 @@ def bounds(bounding: Bounding, answers: Tensor, levels: Tensor, prior_terms: Ten
 
 
 def chosen_levels(K: int, images: Sequence[int], count: int | None, seed: int) -> Tensor:
-    """Levels to evaluate the network at, (images, m): 1 and all others, or 1 and `count` others of each image's own.
+    """Levels to evaluate the network at, (images, m): 1 and all others, or 1 and `count` others drawn for each image.
 
-    They depend on the seed and the image's number alone, and no level is drawn twice for an image.
+    They depend only on the seed and the image's number, and no level is drawn twice for an image.
     """
     if count is not None and count < 1:
-        raise ValueError(f"at least one level beside the first is needed, not {count}")
+        raise ValueError(f"at least one level besides the first is needed, not {count}")
     if count is None or count >= K - 1:
         return torch.arange(1, K + 1).expand(len(images), K)
     rows = []
@@ -160,7 +160,7 @@ def chosen_levels(K: int, images: Sequence[int], count: int | None, seed: int) -
 
 
 def terms_by_level(bounding: Bounding, answers: Tensor, levels: Tensor, K: int) -> Tensor:
-    """The mean of L_0, ..., L_{K-1} over the images that were looked at there, (K, rows); nan where none was."""
+    """The means of L_0, ..., L_{K-1} over the images evaluated at that level, (K, rows); nan where none was."""
     first = bounding.terms(answers[:, :1].double(), first=True)
     terms = torch.cat([first, bounding.terms(answers[:, 1:].double(), first=False)], 1).flatten(0, 1)
     where = levels.flatten() - 1
@@ -169,12 +169,12 @@ def terms_by_level(bounding: Bounding, answers: Tensor, levels: Tensor, K: int) 
 
 
 def bits_per_dimension(nats: Tensor, dimensions: int) -> Tensor:
-    """Bits for each pixel and channel of 8-bit images: the density is that of values in [0, 1], 1 / 256 apart."""
+    """Bits per pixel and channel of 8-bit images, from a density of values in [0, 1], of which each takes 1 / 256."""
     return nats / (dimensions * math.log(2)) + BITS
 
 
 def standard_error(values: Tensor) -> float:
-    """Of the mean over images."""
+    """The standard error of the mean over images."""
     return float(values.double().std() / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 

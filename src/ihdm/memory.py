@@ -17,7 +17,7 @@ from ihdm.engine import lowered
 from ihdm.errors import IhdmError
 from ihdm.host import host_bytes
 
-SHARE = 0.85  # of the free memory that a batch may take: counting is not exact, and allocators lose some
+SHARE = 0.85  # what part of free memory a batch may take: counting is not exact, and allocators lose some
 Build = Callable[[], nn.Module]
 
 
@@ -54,13 +54,13 @@ def largest_batch(needed: Callable[[int], int], most: int, free: float) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """What a GPU has left."""
+    """The memory that a GPU has left."""
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
 
 
 def all_bytes(device: torch.device) -> int:
-    """All the memory there is."""
+    """All the memory of a device, free or not."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return host_bytes()
@@ -68,7 +68,7 @@ def all_bytes(device: torch.device) -> int:
 
 @contextlib.contextmanager
 def advice(say: Callable[[], str]) -> Iterator[None]:
-    """If the memory runs out within, say what to do."""
+    """If memory runs out while this lasts, raise an error that says what to do."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -92,7 +92,7 @@ def _peak(work: Callable[[], Any]) -> int:
 
 
 class _Peak(TorchDispatchMode):
-    """Counts the storages that operators make, until they are freed."""
+    """Counts the bytes of storages that operators make, until they are freed."""
 
     def __init__(self) -> None:
         super().__init__()

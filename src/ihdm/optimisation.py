@@ -1,4 +1,4 @@
-"""How weights move: the learning rate, Adam with clipped gradients, and the moving average."""
+"""How weights are updated: the learning rate, Adam with clipped gradients, and the moving average."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ihdm.flat import Flat
 from ihdm.sharding import is_divided, own_part, whole
 
 BETAS, EPS = (0.9, 0.999), 1e-8  # of Adam
-TINY = 1e-6  # beside a norm that is divided by, as in torch
-PROGRAMS, SIZE = 1024, 1024  # programs that add up squares; elements of a program
+TINY = 1e-6  # added to the norm that is divided by, as in torch
+PROGRAMS, SIZE = 1024, 1024  # programs that sum squares; elements per program
 
 
 def learning_rate(settings: TrainerConfig, step: int) -> float:
@@ -27,27 +27,27 @@ def learning_rate(settings: TrainerConfig, step: int) -> float:
 
 
 def averaging_weight(settings: TrainerConfig, step: int) -> float:
-    """The weight of the new in the moving average: 1 - min(decay, (1 + step) / (10 + step)), at first all of it."""
+    """What new weights count in the moving average: 1 - min(ema, (1 + step) / (10 + step)), and 1 in the first step."""
     return 1 - min(settings.ema, (1 + step) / (10 + step)) if step else 1.0
 
 
 class Adam:
     """Adam with clipped gradients (Kingma and Ba 2015), then the moving average of the weights.
 
-    Weights may be divided among processes, each of which moves its own part; see `FlatAdam` for whole ones.
+    Weights may be divided among processes, each of which updates its own part; see `FlatAdam` for whole weights.
     """
 
     def __init__(self, network: nn.Module, average: nn.Module, clip: float):
         self.network, self.average, self.clip = network, average, clip
         self.weights, self.averages = list(network.parameters()), list(average.parameters())
-        self.taken = torch.zeros((), device=self.weights[0].device)  # steps
+        self.taken = torch.zeros((), device=self.weights[0].device)  # steps taken
         self.first, self.second = self._moments()
 
     def _moments(self) -> Sequence[list[Tensor]]:
         return [[torch.zeros_like(weight) for weight in self.weights] for _ in range(2)]
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps, by "number of the weight.name of the tensor", in torch's names."""
+        """What a checkpoint keeps, by the number of the weight, a dot and torch's name for the tensor."""
         names = {"step": [self.taken] * len(self.weights), "exp_avg": self.first, "exp_avg_sq": self.second}
         return {f"{number}.{name}": tensor for name, some in names.items() for number, tensor in enumerate(some)}
 
@@ -59,14 +59,14 @@ class Adam:
 
     @torch.no_grad()
     def update(self, rates: Tensor) -> Tensor:
-        """One step with the rates of Adam and of the average; the gradient's norm before clipping.
+        """Take a step with the rates of Adam and of the average; return the gradient's norm before clipping.
 
-        Without a finite gradient nothing changes.
+        If the gradient is not finite, nothing changes.
         """
         norm = whole(torch.nn.utils.get_total_norm(self.gradients())).float()
         finite = norm.isfinite()
         if norm.device.type == "mps" and not finite:
-            return norm  # there older versions of torch know nothing of found_inf, nor of grad_scale
+            return norm  # on mps older versions of torch know neither found_inf nor grad_scale
         self.taken += finite
         weights, gradients, first, second, averages = self._in_memory()
         torch._foreach_mul_(gradients, (self.clip / (norm + TINY)).clamp_max(1))
@@ -94,7 +94,7 @@ class Adam:
             kept.copy_(now)
 
     def _in_memory(self) -> Sequence[list[Tensor]]:
-        """What this process has of each, asked for anew: FSDP moves it when a network first computes or is loaded."""
+        """This process's part of each, looked up anew: FSDP moves it when a network first computes or is loaded."""
         columns = (self.weights, self.gradients(), self.first, self.second, self.averages)
         return [[own_part(tensor) for tensor in column] for column in columns]
 
@@ -104,7 +104,7 @@ class FlatAdam(Adam):
 
     @staticmethod
     def suits(network: nn.Module) -> bool:
-        """Whether the weights can lie side by side."""
+        """Whether the weights can lie in one piece of memory."""
         weights = list(network.parameters())
         kinds = {(weight.dtype, weight.device, weight.requires_grad) for weight in weights}
         return kinds == {(torch.float32, weights[0].device, True)} and not any(map(is_divided, weights))
@@ -115,7 +115,7 @@ class FlatAdam(Adam):
         return [self.piece.views(memory) for memory in (self.piece.first, self.piece.second)]
 
     def forget_gradients(self) -> None:
-        """And let those of the next step be added up in their places."""
+        """Also let the gradients of the next step be summed in their places."""
         self.piece.gradients.zero_()
         for weight, gradient in zip(self.weights, self._gradients):
             weight.grad = gradient
@@ -131,8 +131,8 @@ class FlatAdam(Adam):
 class LoweredAdam(Adam):
     """The same for a network that computes in lower precision with the GPU's kernels, in five launches.
 
-    It takes its matrices from here, in its precision, and leaves gradients here, too (`engine.Lowered`): those of
-    matrices in its precision, those of vectors in float32.
+    The network takes its matrices from here, in its precision, and leaves its gradients here (`engine.Lowered`): those
+    of matrices in its precision, those of vectors in float32.
     """
 
     def __init__(self, network: nn.Module, average: nn.Module, clip: float, precision: torch.dtype):
@@ -165,14 +165,14 @@ class LoweredAdam(Adam):
         return found
 
     def _convert(self, *_: Any) -> None:
-        """Also after weights were loaded."""
+        """Bring the matrices into lower precision; also after weights were loaded."""
         self._lower.copy_(self._matrices.weights)
 
     def forget_gradients(self) -> None:
         self._given.clear()
 
     def put(self, places: list[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Let gradients take their places, `of_vectors` or `of_matrices`; those of another call are added."""
+        """Put gradients in their places, `of_vectors` or `of_matrices`; those of a further call are added."""
         (torch._foreach_add_ if id(places) in self._given else torch._foreach_copy_)(places, list(gradients))
         self._given.add(id(places))
 
@@ -198,7 +198,7 @@ class LoweredAdam(Adam):
 
 
 class _Piece:
-    """Weights side by side, and all that belongs to them."""
+    """Weights in one piece of memory, and all that belongs to them."""
 
     def __init__(self, weights: Sequence[Tensor], averages: Sequence[Tensor], precision: torch.dtype = torch.float32):
         self.flat = flat = Flat(weights)

@@ -1,8 +1,8 @@
-"""Bringing back one's own blurred image: the reverse process, begun at the level whose blur the image has.
+"""Restoring a blurred image: the reverse process, started at the level whose blur the image has.
 
-What is seen is y = A u_0 + noise, with A a blur along each axis, A = left diag(S) right^T (blurs.py). In these bases,
-along the data's colour axes, each coefficient is taken by itself: y_hat = T u_hat_0 + error, T the product of all S.
-So it is for sounds and whatever else has a Laplacian; there A is the heat equation's, diagonal in its eigenvectors.
+The image is y = A u_0 + noise, where A blurs along each axis, A = left diag(S) right^T (blurs.py). In these bases and
+along the data's colour axes, each coefficient is treated separately: y_hat = T u_hat_0 + error, T the product of all S.
+The same holds for sounds and all else that has a Laplacian; there A is the heat equation's, diagonal in its eigenbasis.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from ihdm.pixels import ROUNDING
 from ihdm.processes import Restoring
 from ihdm.processes.spectrum import Spectrum, rotate
 
-NARROWEST = 0.2  # of the blur widths to compare, in pixels
-RATIOS = 1.1, 1.03, 1.01  # of neighbouring widths, from coarse to fine
-HOPELESS = 100.0  # a kind of blur less likely than another by so many nats
-ENOUGH = 2**13  # coefficients to compare widths by at first
+NARROWEST = 0.2  # the least of the blur widths to compare, in pixels
+RATIOS = 1.1, 1.03, 1.01  # between neighbouring widths, from coarse to fine
+HOPELESS = 100.0  # nats by which a kind of blur is less likely than the best, for it to be given up
+ENOUGH = 2**13  # coefficients for the first comparison of widths
 DOUBT = 0.03  # the relative error of an estimated width (docs/studies/restore.md)
-FAINT = 1e-3  # of a coefficient that a level leaves less of, its prediction says little
-LIFTED = 1.4  # the blur width of a small image brought to the grid, in units of its own pixels
+FAINT = 1e-3  # if a level leaves less of a coefficient, its prediction says little
+LIFTED = 1.4  # the blur width of a small image after it is brought to the grid, in units of its own pixels
 
 
 @dataclass(frozen=True)
 class Observation:
     """A blurred image (C, H, W), and what it says about each coefficient of the sharp one, along colour axes.
 
-    width: of the blur in pixels; level: of the process, the nearest to it, where the way back begins; kind: which blur
-    explains the image best; noise: a standard deviation; axes: the blur along each axis; interval: of widths that would
-    do as well, if it is known.
-    y_hat, T, N: the image's coefficients in its left bases, what the blur leaves of those in its right ones, and the
-    power of the error. All float64.
+    width: of the blur, in pixels; level: of the process, the nearest to it, where the reverse process starts; kind: the
+    blur that explains the image best; noise: a standard deviation; axes: the blur along each axis; interval: the widths
+    that would do as well, if known.
+    y_hat, T, N: the image's coefficients in the blur's left bases, what the blur leaves of those in its right bases,
+    and the power of the error. All float64.
     """
 
     laplacian: Laplacian
@@ -65,7 +65,7 @@ class Observation:
         return "{:.2f} to {:.2f}".format(*self.interval) if self.interval else f"{self.width:.2f}"
 
     def predict(self, t: float) -> tuple[Tensor, Tensor]:
-        """The best linear estimate of the coefficients of F(t) u_0 (Wiener's), and its mean squared error."""
+        """The best linear (Wiener) estimate of the coefficients of F(t) u_0, and its mean squared error."""
         right = rights(self.axes)
         mean, power = turned(self._mean, right), _powers(self.spectrum.power, right)
         decay = torch.exp(t * self.laplacian.eigenvalues)
@@ -83,7 +83,7 @@ class Observation:
         return self._image(self.predict(0.0)[0][None])[0]
 
     def start(self, process: Restoring, eps: Tensor) -> Tensor:
-        """States of the level, one for each row of eps: the estimate, its error brought up to the process's own noise.
+        """States of the level, one for each row of eps: the estimate, with noise added up to that of the process.
 
         An 8-bit image has less noise than the process expects: a ninth of sigma = 0.01.
         """
@@ -97,7 +97,7 @@ class Observation:
         return self.laplacian.from_spectrum(blurred(self.laplacian.to_spectrum(u_0.cpu().double()), self.axes))
 
     def residual(self, u_0: Tensor) -> float:
-        """Root mean square difference between sharp images, blurred again, and the one seen."""
+        """Root mean square difference between sharp images, blurred again, and the observed one."""
         return float((self.blurred(u_0) - self.image).square().mean().sqrt())
 
     def _image(self, u_hat: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Restored:
-    """images: (n, C, H, W) in [0, 1], on the CPU; seen: what they were made from, with its blur width and level."""
+    """images: (n, C, H, W) in [0, 1], on the CPU; seen: the observation that they were made from."""
 
     images: Tensor
     seen: Observation
@@ -122,22 +122,22 @@ class Restored:
         return self.images.std(0, correction=min(1, len(self.images) - 1))
 
 
-Hold = Callable[[Tensor, Tensor, Tensor], Tensor]  # coefficients of level j predicted from level k, k, j: corrected
+Hold = Callable[[Tensor, Tensor, Tensor], Tensor]  # corrects coefficients predicted from level k for j; takes k, j too
 
 
 class Guided:
-    """Predictions of the process held to an observation.
+    """Holds predictions of the process to an observation.
 
-    From level k the process knows coefficients of u_0 up to about the error of the best linear predictor,
-    v = P sigma^2 / (P E_k^2 + sigma^2) (see `LinearPredictor`); the observation implies them to be y_hat / T in the
-    blur's own basis, up to N / T^2. The prediction becomes the average of both, weighted by precision: there
-    m + v / (v + N / T^2) (y_hat / T - m), and E_j times that at level j. Noise is added after that, so that states
-    have what they should. At the end an image that is blurred again differs from the observation by no more than the
-    error of the latter, if the blur was found rightly, and before values are clamped to [0, 1].
+    From level k the process knows coefficients of u_0 with about the variance of the best linear predictor,
+    v = P sigma^2 / (P E_k^2 + sigma^2) (see `LinearPredictor`). The observation gives them as y_hat / T in the blur's
+    own basis, with variance N / T^2. The prediction becomes the average of both, weighted by precision:
+    m + v / (v + N / T^2) (y_hat / T - m) in that basis, and E_j times that at level j. Noise is added after that, so
+    that states have the noise that they should. Blurred again, the final image differs from the observation by no more
+    than the observation's error, if the blur was found correctly, and before values are clamped to [0, 1].
     """
 
     def __init__(self, process: Restoring, *seen: Observation):
-        """Of one image, or of one for each state, all along the same colour axes."""
+        """seen: one observation for all states, or one for each; all along the same colour axes."""
         self.laplacian, self.variance, spectrum = process.laplacian, max(process.sigma, ROUNDING) ** 2, seen[0].spectrum
         bases = [torch.stack(of_axis)[:, None] for of_axis in zip(*(rights(s.axes) for s in seen))]
         told = [torch.stack([getattr(s, name).expand(s.y_hat.shape) for s in seen]) for name in ("y_hat", "T", "N")]
@@ -147,7 +147,7 @@ class Guided:
     def __call__(self, m: Tensor, k: Tensor, j: Tensor) -> Tensor:
         t, axes, power, mean, y_hat, T, N, *right = (constant.like(m) for constant in self._constants)
         coarse, fine = self.laplacian.decay(t[k], m), self.laplacian.decay(t[j], m)
-        deviation = (rotate(m, axes) - fine * mean) * torch.minimum(1 / fine, fine / FAINT**2)  # of u_0, if it is known
+        deviation = (rotate(m, axes) - fine * mean) * torch.minimum(1 / fine, fine / FAINT**2)  # of u_0, where known
         v = _powers(power * self.variance / (power * coarse.square() + self.variance), right)
         pull = v * T * (y_hat - T * turned(mean + deviation, right)) / (v * T.square() + N)
         return m + rotate(fine * turned(pull, [basis.mT for basis in right]), axes.mT)
@@ -159,15 +159,15 @@ def observe(
     """Find the blur of an image (C, H, W) in [0, 1]: its kind, its noise and, unless given, its width in pixels.
 
     It is the most likely one if the sharp image's coefficients are independent and normal with one of the spectra.
-    domain: of other data than images.
+    domain: needed for data other than images.
     """
     widest = process.schedule.sigma_B_max
     if width is not None and not 0 <= width <= widest:
         raise UsageError(
-            f"a blur width is from 0 to {widest:g} {domain.unit}s, the widest that this model knows, not {width:g}"
+            f"a blur width must be from 0 to {widest:g} {domain.unit}s, the widest blur of this model, not {width:g}"
         )
-    if not bool((image.abs() <= 2).all()):  # a little beyond [0, 1] is noise
-        raise UsageError("the image has values far outside of [0, 1], or that are not numbers")
+    if not bool((image.abs() <= 2).all()):  # noise may go a little beyond [0, 1]
+        raise UsageError("the image has values that are not numbers or lie far outside of [0, 1]")
     image = image.cpu().double()
     return observation(
         process, image, likely(process, image, width, domain.noises)[0], 0.0 if width is not None else DOUBT
@@ -175,7 +175,7 @@ def observe(
 
 
 def observation(process: Restoring, image: Tensor, guess: Guess, doubt: float = 0.0) -> Observation:
-    """What an image (C, H, W), float64, says if its blur is as guessed; doubt: the relative error of its width."""
+    """The observation of an image (C, H, W), float64, if its blur is as guessed; doubt: relative error of the width."""
     laplacian, spectrum = process.laplacian, process.spectra[guess.spectrum]
     axes, wider = (blur(laplacian, guess.kind, guess.width * (1 + more)) for more in (0.0, doubt))
     y_hat = turned(rotate(laplacian.to_spectrum(image[None]), spectrum.axes)[0], lefts(axes))
@@ -187,7 +187,7 @@ def observation(process: Restoring, image: Tensor, guess: Guess, doubt: float = 
 
 
 def within(process: Restoring, width: float) -> float:
-    """A width, brought to those that can be restored."""
+    """The width, limited to the range that can be restored."""
     return min(max(width, NARROWEST), process.schedule.sigma_B_max)
 
 
@@ -199,12 +199,12 @@ def nearest_level(sigma_B: Tensor, width: float) -> int:
 
 
 def lift(image: Tensor, grid: Sequence[int]) -> tuple[Tensor, float]:
-    """A small image (C, h, w), averaged over areas, on a grid (H, W) of the same shape; and the blur width it has then.
+    """A small image (C, h, w), made by averaging areas, on a grid (H, W) of the same proportions; and its blur width.
 
-    A pixel that is the mean over f x f ones leaves sin(pi j / 2h) / (f sin(pi j / 2H)) of the cosine coefficient j
-    along each axis, which is undone. Of frequencies from h on nothing is known: a blur of LIFTED f pixels is applied,
-    which leaves nothing of them. What they mix into the others stays, and is about half of 1/255 (rms). Less blur
-    leaves more of that, more blur gives away what is known: both make digits of 7 and 14 pixels worse.
+    If a pixel is the mean of f x f pixels, sin(pi j / 2h) / (f sin(pi j / 2H)) is left of the cosine coefficient j
+    along each axis; this is undone. Nothing is known about frequencies from h on, so a blur of LIFTED f pixels removes
+    them. What they mixed into the others stays, about half of 1/255 (rms). Less blur leaves more of that, more blur
+    gives away what is known: both make digits of 7 and 14 pixels worse.
     """
     small, large = GridLaplacian(image.shape[1:]), GridLaplacian(grid)
     factor = max(H / h for H, h in zip(large.grid, small.grid))
@@ -228,7 +228,7 @@ def _kept_by_averaging(n: int, N: int) -> Tensor:
 
 @dataclass(frozen=True, order=True)
 class Guess:
-    """log_likelihood: of an image, up to a constant, if its blur is such; spectrum: which of the process's."""
+    """A blur that an image may have. log_likelihood: of the image with it, up to a constant; spectrum: by its index."""
 
     log_likelihood: float
     width: float
@@ -240,9 +240,9 @@ class Guess:
 def likely(
     process: Restoring, image: Tensor, width: float | None = None, noises: Sequence[float] = NOISES
 ) -> list[Guess]:
-    """The most likely blur of each kind of an image (C, H, W), float64, the best first; of a width, if that is known.
+    """For each kind of blur the most likely one of an image (C, H, W), float64, best first; width: if it is known.
 
-    The sharp image's coefficients are taken to be independent and normal, with one of the spectra.
+    The sharp image's coefficients are assumed to be independent and normal, with one of the spectra.
     """
     widest, image_hat = process.schedule.sigma_B_max, process.laplacian.to_spectrum(image[None])
     seen: dict[tuple[str, float], Guess] = {}
@@ -265,7 +265,7 @@ def likely(
 
 
 def _climb(guess: Callable[[float], Guess], best: Guess, ratio: float, widest: float) -> Guess:
-    """The most likely width that steps of a ratio lead to, as long as each is better than the last."""
+    """Where steps of a ratio in width lead from a guess, for as long as each is more likely than the last."""
     for factor in (ratio, 1 / ratio):
         better = best
         while NARROWEST <= better.width * factor <= widest and (further := guess(better.width * factor)) > better:
@@ -276,7 +276,7 @@ def _climb(guess: Callable[[float], Guess], best: Guess, ratio: float, widest: f
 
 
 def _coarsely(process: Restoring, image_hat: Tensor, widths: list[float], noises: Sequence[float]) -> Iterator[Guess]:
-    """How likely an image is with each width under the heat equation, judged by some of its coefficients."""
+    """How likely an image is for each blur width of the heat equation, judged by some of its coefficients."""
     count = len(process.laplacian.grid)
     skip = max(1, math.floor((math.prod(image_hat.shape) // ENOUGH) ** (1 / count)))
     some: Any = (..., *[slice(None, None, skip)] * count)
@@ -292,7 +292,7 @@ def _coarsely(process: Restoring, image_hat: Tensor, widths: list[float], noises
 def _guesses(
     process: Restoring, image_hat: Tensor, kind: str, width: float, noises: Sequence[float]
 ) -> Iterator[Guess]:
-    """How likely an image is with a blur, for each noise and spectrum."""
+    """How likely an image is for a blur, with each noise and spectrum."""
     axes = blur(process.laplacian, kind, width)
     T, right = strength(axes), rights(axes)
     for number, spectrum in enumerate(process.spectra):
@@ -304,7 +304,7 @@ def _guesses(
 
 
 def _log_likelihood(deviation: Tensor, power: Tensor) -> Tensor:
-    """Of independent normal coefficients, up to a constant, for each of the first dimension."""
+    """The log likelihood of independent normal coefficients, up to a constant, for each index of the first axis."""
     return -(power.log() + deviation.square() / power).flatten(1).sum(1) / 2
 
 
@@ -314,11 +314,11 @@ def wiener(y_hat: Tensor, T: Tensor, N: Tensor | float, mean: Tensor, power: Ten
 
 
 def _powers(power: Tensor, bases: Bases) -> Tensor:
-    """What the variances of independent coefficients become in other bases, taken to be independent again."""
+    """The variances of independent coefficients in other bases, where they are assumed to be independent again."""
     return turned(power, [basis.square() for basis in bases])
 
 
 def _widths(narrowest: float, widest: float, ratio: float) -> list[float]:
-    """Blur widths to compare: none, and those of a range in steps of about a ratio."""
+    """Blur widths to compare: 0, and a range in steps of about a ratio."""
     steps = max(1, math.ceil(math.log(widest / narrowest) / math.log(ratio)))
     return [0.0, *(widest * (narrowest / widest) ** (i / steps) for i in range(steps + 1))]

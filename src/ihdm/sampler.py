@@ -1,4 +1,4 @@
-"""The reverse chain (Alg. 2), from level to level, whichever they are."""
+"""The reverse chain (Alg. 2), along any sequence of levels."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Step = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 def reverse_step(process: Process, network: Any, noise: Noise) -> Step:
-    """The function from what goes along the chain, the levels k, j, i (tensors without dimensions) and a condition.
+    """A function of the state of a chain, the levels k, j, i (tensors without dimensions) and a condition.
 
-    It goes from level k to level j; i is the level before k. The last step adds no noise, which cannot help an image
-    (App. B.1).
+    It steps from level k to level j; i is the level before k. The last step adds no noise, which could not improve an
+    image (App. B.1).
     """
 
     def step(state: Tensor, k: Tensor, j: Tensor, i: Tensor, condition: Tensor | None = None) -> Tensor:
@@ -31,7 +31,7 @@ def reverse_step(process: Process, network: Any, noise: Noise) -> Step:
 
 
 def chain(process: Process, step: Step, u: Tensor, levels: Sequence[int], condition: Tensor | None = None) -> States:
-    """Yield (k, u_k) from a state of the first level, such as the coarsest, u_K, down to that of the last."""
+    """Yield (k, u_k) for each of the levels, starting from u, a state of the first, such as the coarsest, u_K."""
     yield levels[0], u
     state = process.begin(u)
     places = torch.tensor([levels[0], *levels], device=u.device)
@@ -42,12 +42,12 @@ def chain(process: Process, step: Step, u: Tensor, levels: Sequence[int], condit
 
 
 def trajectory(process: Process, network: Any, u_K: Tensor, noise: Noise, condition: Tensor | None = None) -> States:
-    """Yield (k, u_k), k from K to 0, of the reverse chain that starts in u_K."""
+    """Yield (k, u_k), k from K to 0, of the reverse chain that starts at u_K."""
     return chain(process, reverse_step(process, network, noise), u_K, process.levels(), condition)
 
 
 def sample(process: Process, network: Any, u_K: Tensor, noise: Noise, condition: Tensor | None = None) -> Tensor:
-    """The image at the end of the reverse chain that starts in u_K (Alg. 2)."""
+    """The image at the end of the reverse chain that starts at u_K (Alg. 2)."""
     return last(trajectory(process, network, u_K, noise, condition))
 
 

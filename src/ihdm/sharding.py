@@ -1,6 +1,6 @@
-"""Weights divided among processes, for networks that do not fit on one device: PyTorch's FSDP, and the way in and out.
+"""Weights divided among processes by PyTorch's FSDP, for networks that do not fit on one device.
 
-A divided weight is a `DTensor`. The modules that have it take long to import, so that is done where it is needed.
+A divided weight is a `DTensor`. The modules that define it take long to import, so they are imported where needed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 def divide(network: nn.Module, device: torch.device, precision: torch.dtype) -> None:
-    """Leave each process its part of every weight; whole ones are there, in `precision`, while the network computes."""
+    """Leave each process its part of every weight; whole ones, in `precision`, exist while the network computes."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -26,12 +26,12 @@ def is_divided(tensor: Any) -> bool:
 
 
 def whole(tensor: Any) -> Tensor:
-    """All of a tensor. Of a divided one, all processes must ask at the same time."""
+    """The whole tensor; if it is divided, all processes must call this at the same time."""
     return tensor.full_tensor() if is_divided(tensor) else tensor
 
 
 def own_part(tensor: Any) -> Tensor:
-    """What this process has of a tensor."""
+    """This process's part of a tensor."""
     return tensor.to_local() if is_divided(tensor) else tensor
 
 

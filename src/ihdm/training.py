@@ -1,4 +1,4 @@
-"""One training step (Alg. 1): a function of the settings, its own number and the images, and of nothing else."""
+"""One training step (Alg. 1): a function of the settings, its own number and the images, and nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ihdm.sharding import divide, whole
 
 
 class Training:
-    """Network, optimiser and average, and the step that moves them, on the accelerator's device."""
+    """Network, optimiser and average, and the step that updates them, on the accelerator's device."""
 
     def __init__(self, config: Config, model: Model, accelerator: Accelerator, precision: torch.dtype):
         self.config, self.model, self.accelerator, self.precision = config, model, accelerator, precision
@@ -38,7 +38,7 @@ class Training:
         self.sharded = config.engine.shard
         if self.sharded:
             if accelerator.num_processes == 1:
-                raise UsageError("engine.shard divides weights among processes; start several, with torchrun")
+                raise UsageError("engine.shard=true divides weights among processes; start several, with torchrun")
             divide(network, device, precision)
             divide(self.average, device, precision)
         self.compiled = config.engine.compile and device.type == "cuda" and not self.sharded
@@ -53,7 +53,7 @@ class Training:
             self._update = recorded(self._update, device)
 
     def _with_optimizer(self, network: nn.Module) -> tuple[nn.Module, Adam]:
-        """The network as it computes, and what moves its weights."""
+        """The network as it computes, and the optimiser of its weights."""
         settings, arguments = self.config.trainer, (network, self.average, self.config.trainer.clip)
         if self.sharded:
             return network, Adam(*arguments)
@@ -64,17 +64,17 @@ class Training:
             lower.optimizer = LoweredAdam(*arguments, self.precision)
             return lower, lower.optimizer
         if not self.compiled and self.accelerator.num_processes > 1:
-            return self.accelerator.prepare(lower), Adam(*arguments)  # DDP has gradients in memory of its own
+            return self.accelerator.prepare(lower), Adam(*arguments)  # DDP keeps gradients in memory of its own
         return lower, (FlatAdam if FlatAdam.suits(network) else Adam)(*arguments)
 
     def step(self, number: int, images: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Alg. 1 on one batch, then Adam and the moving average; the loss and the norm of its gradient.
+        """Alg. 1 on one batch, then Adam and the moving average; returns the loss and the norm of its gradient.
 
-        images: uint8, those of this process. condition: what the network is told of each, if anything.
+        images: uint8, those of this process. condition: what the network is told about each, if anything.
         """
         settings, rank = self.config.trainer, self.accelerator.process_index
         self.generator.manual_seed(mix_seed(settings.seed, Purpose.STEP, number))
-        torch.manual_seed(mix_seed(settings.seed, Purpose.DROPOUT, number, rank))  # from torch's own generator
+        torch.manual_seed(mix_seed(settings.seed, Purpose.DROPOUT, number, rank))  # for torch's own generator
         self.rates[0].fill_(learning_rate(settings, number))
         self.rates[1].fill_(averaging_weight(settings, number))
         loss = self._gradients(images, condition)
@@ -84,9 +84,9 @@ class Training:
     def _gradients(self, images: Tensor, condition: Tensor | None) -> Tensor:
         """The mean loss of a batch and its gradient, computed in parts; processes exchange gradients in the last.
 
-        Levels, noise, mirroring and which labels are dropped are drawn for the whole batch, of which each process and
-        each part takes its own: so that a step is the same, up to rounding, however it is divided. Only dropout is not,
-        nor, of a network that sees coarse levels on small grids, at which depth it sees an image or two of each part.
+        Levels, noise, mirroring and the choice of dropped labels are drawn for the whole batch, and each process and
+        each part takes its own. So a step is the same, up to rounding, however it is divided. Only dropout is not; nor,
+        in a network that sees coarse levels on small grids, the depth at which it sees an image or two of each part.
         """
         self.optimizer.forget_gradients()
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
@@ -111,14 +111,14 @@ class Training:
         return total
 
     def _exchange(self) -> None:
-        """The mean of all processes' gradients, where accelerate's wrapper has not taken it already."""
+        """Average gradients over all processes, where accelerate's wrapper has not done so already."""
         if self.accelerator.num_processes > 1 and isinstance(self._gradients, Recorded):
             for gradient in self.optimizer.gradients():
                 torch.distributed.all_reduce(gradient)
                 gradient /= self.accelerator.num_processes
 
     def averaged(self) -> nn.Module:
-        """The network with averaged weights; if they are divided, all processes must ask for it together."""
+        """The network with averaged weights; if they are divided, all processes must call this together."""
         if not self.sharded:
             return self.average
         network = build_network(self.model.config)
@@ -126,7 +126,7 @@ class Training:
         return placed(network, self.device).eval().requires_grad_(False)
 
     def smaller_parts(self) -> str:
-        """What to do if a batch does not fit into memory."""
+        """What to do about a batch that does not fit into memory."""
         images = self.config.trainer.batch_size // self.accelerator.num_processes
 
         def fitting(again: bool) -> int:
@@ -143,4 +143,4 @@ class Training:
             message += f"; {plain} should fit, with --set trainer.accumulate={-(-images // plain)}"
         if again > plain:
             message += f"; {again} with --set engine.checkpoint=true trainer.accumulate={-(-images // again)}"
-        return message if again else f"{message}, nor for one; smaller images or a smaller network are needed"
+        return message if again else f"{message}, or even for one; use smaller images or a smaller network"

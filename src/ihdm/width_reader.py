@@ -1,7 +1,7 @@
 """A small network that reads the width of a blur off an image of the kind that it has learned from.
 
-It is shown what the best linear filter makes of the image if its blur has a width that may be somewhat wrong: too wide
-a one leaves rings, too narrow a one leaves blur. It answers by how much the width is wrong, and how sure it is.
+It is shown what the best linear filter makes of the image under an assumed width: if that is too wide, rings are left,
+if it is too narrow, blur. It answers by how much the assumed width is wrong, and how sure it is.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from ihdm.processes import Restoring
 from ihdm.processes.spectrum import rotate
 from ihdm.restoration import wiener
 
-RANGE = 0.04, 0.18  # of widths that it reads, as shares of the longer side
-RATIOS = 0.95, 1.0, 1.05  # to the assumed width, that images are filtered with
-NOISE = 1.5 * ROUNDING  # of programs that round more than once
+RANGE = 0.04, 0.18  # widths that it reads, as shares of the longer side
+RATIOS = 0.95, 1.0, 1.05  # the widths that images are filtered with, in units of the assumed one
+NOISE = 1.5 * ROUNDING  # assumed noise, more than one rounding because some programs round more than once
 CHANNELS, WIDER = 64, 96  # of maps at a half and at a quarter of the size
 GROUPS = 8  # of channels that are normalised together
 HIDDEN = 128
-WAVES = 4  # by which the network is told the width
-UNIT = 0.05  # of log(true / assumed)
+WAVES = 4  # frequencies by which the network is told the width
+UNIT = 0.05  # unit of the answer, log(true / assumed)
 LEAST_ERROR, MOST_ERROR = 5e-4, 0.5
 OFF = (0.01, 0.5), (0.03, 0.35), (0.1, 0.15)  # how wrong assumed widths are in training, and how often
-BATCH, ALIKE = 256, 8  # images of a training step, and those that share their blur
-RATE, WARM = 2e-3, 200  # the learning rate, which falls to nothing, and the steps until it is reached
+BATCH, ALIKE = 256, 8  # images of a training step, and how many in a row share their blur
+RATE, WARM = 2e-3, 200  # the learning rate, which falls to 0 linearly, and the steps of its warm-up
 DECAY = 1e-3  # of weights
-LONGEST = 1.0  # of gradients
-AGAIN = 4  # times a width is read, each time from what was read last
-APART = -0.03, 0.0, 0.03  # of widths that reading begins with, from each that is likely, in logarithms
-COVERED = 0.9  # of images whose width is in the interval
+LONGEST = 1.0  # norm of gradients
+AGAIN = 4  # times a width is read, each time from the answer before
+APART = -0.03, 0.0, 0.03  # distances, in logarithms, of the widths to start reading from to each likely width
+COVERED = 0.9  # the share of images whose width is in the interval
 
-Blur = Callable[[Tensor, float], Tensor]  # planes (N, H, W), uint8, and a width: blurred, in [0, 1]
+Blur = Callable[[Tensor, float], Tensor]  # takes planes (N, H, W), uint8, and a width; gives them blurred, in [0, 1]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A blur: whether it is by boxes, its width in pixels, and how far off, relatively, the true one may well be."""
+    """A blur as read: whether it is made of boxes, its width in pixels, and the relative error to expect of it."""
 
     boxes: bool
     width: float
@@ -56,7 +56,7 @@ class Reading:
 
 
 def widths_read(grid: Sequence[int]) -> tuple[float, float]:
-    """The narrowest and the widest blur of images of a size, in pixels."""
+    """The narrowest and the widest blur that can be read off images of a size, in pixels."""
     return RANGE[0] * max(grid), RANGE[1] * max(grid)
 
 
@@ -64,7 +64,7 @@ def filtered(process: Restoring, y: Tensor, width: Tensor) -> Tensor:
     """What the network sees of images (B, C, H, W), float64, with assumed widths (B,): (B, 4 C, H, W), float32.
 
     Best linear estimates of the sharp image for widths around the assumed one, and how far the image is from what is
-    expected of it, each coefficient in units of its spread (times a half).
+    expected of it, each coefficient in units of twice its spread.
     """
     laplacian, spectrum = process.laplacian, process.spectra[0]
     mean, power = rotate(spectrum.mean[None], spectrum.axes), spectrum.power
@@ -78,7 +78,7 @@ def filtered(process: Restoring, y: Tensor, width: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """Two normalised convolutions and a way around them."""
+    """Two normalised convolutions with a residual connection."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -93,7 +93,7 @@ class Block(nn.Module):
 
 
 class WidthReader(nn.Module):
-    """For images of some channels. `scale` brings what it says of its errors to what they were on other images."""
+    """The network, for images of so many channels. `scale` corrects its stated errors to those on other images."""
 
     scale: Tensor
 
@@ -107,10 +107,7 @@ class WidthReader(nn.Module):
         self.register_buffer("scale", torch.ones(()))
 
     def forward(self, seen: Tensor, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """log(true / assumed) and the log of its error, (B, 2), if the blur is Gaussian or by boxes; the odds of boxes.
-
-        The odds are logarithms, (B,).
-        """
+        """log(true / assumed) and the log of its error, (B, 2) for Gaussian and boxes; log odds of boxes, (B,)."""
         seen = F.pad(seen, (0, seen.shape[-1] % 2, 0, seen.shape[-2] % 2), mode="replicate")
         angle = width.log()[:, None] * torch.arange(1, WAVES + 1, device=width.device)
         told = self.told(torch.cat([angle.cos(), angle.sin()], 1).float())
@@ -123,7 +120,7 @@ class WidthReader(nn.Module):
 
     @torch.no_grad()
     def read(self, process: Restoring, y: Tensor, likely: Iterable[float]) -> Reading | None:
-        """The blur of an image (C, H, W), float64, from some likely widths on; None if what they lead to differs."""
+        """The blur of an image (C, H, W), float64, from likely widths on; None if these end apart or out of range."""
         narrowest, widest = widths_read(y.shape[1:])
         device = next(self.parameters()).device
         width = torch.tensor([w * math.exp(x) for w in likely for x in APART]).double().clamp(narrowest, widest)
@@ -141,15 +138,15 @@ class WidthReader(nn.Module):
         return Reading(bool(boxes[0]), found, off)
 
     def tensors(self) -> dict[str, Tensor]:
-        """To be saved, in half precision."""
+        """The tensors to save, in half precision."""
         return {name: tensor.half().contiguous().cpu() for name, tensor in self.state_dict().items()}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], shape: Sequence[int]) -> WidthReader:
-        """From what `tensors` gave, for images of a shape (C, H, W); ValueError if it is something else."""
+        """From what `tensors` returned, for images of a shape (C, H, W); ValueError if it is something else."""
         channels, *axes = shape
         if len(axes) != 2:
-            raise ValueError("only of images can widths be read")
+            raise ValueError("blur widths can only be read off images")
         with torch.device("meta"):
             expected = {name: tensor.shape for name, tensor in cls(channels).state_dict().items()}
         if {name: tensor.shape for name, tensor in tensors.items()} != expected:
@@ -162,7 +159,7 @@ class WidthReader(nn.Module):
 
 
 def nll(answer: tuple[Tensor, Tensor, Tensor], ratio: Tensor, boxes: Tensor) -> Tensor:
-    """-log of the density of log(true / assumed) and of which blur it is, up to a constant, (B,)."""
+    """Minus the log likelihood of log(true / assumed) and of the kind of blur, up to a constant, (B,)."""
     means, errors, odds = answer
     chosen = boxes.long()[:, None]
     mean, error = means.gather(1, chosen)[:, 0], errors.gather(1, chosen)[:, 0]
@@ -172,7 +169,7 @@ def nll(answer: tuple[Tensor, Tensor, Tensor], ratio: Tensor, boxes: Tensor) -> 
 
 @dataclass(frozen=True)
 class Blurred:
-    """Images (B, C, H, W), float64, with the widths of their blurs, and whether those are by boxes."""
+    """Images (B, C, H, W), float64, with the widths of their blurs, and whether those are made of boxes."""
 
     y: Tensor
     width: Tensor
@@ -180,14 +177,14 @@ class Blurred:
 
 
 class Examples:
-    """Images blurred in many ways by many widths, of which any number can be drawn."""
+    """Images blurred in many ways and by many widths; any number of them can be drawn."""
 
     def __init__(self, images: Images, gaussian: Sequence[Blur], boxes: Sequence[Blur]):
         """images: (N, C, H, W), uint8, sharp."""
         self.images, self.families = images, (gaussian, boxes)
 
     def draw(self, n: int, generator: torch.Generator) -> Blurred:
-        """n of them; a few at a time share their blur."""
+        """n examples; a few in a row share their blur."""
         drawn: list[Tensor] = []
         widths: list[float] = []
         by_boxes: list[bool] = []
@@ -213,7 +210,7 @@ def trained(
     device: torch.device,
     precision: torch.dtype,
 ) -> WidthReader:
-    """A reader that has learned from examples; steps: the numbers from 0 to count - 1, maybe with a progress bar."""
+    """A reader that has learned from examples; steps: the numbers from 0 to count - 1, perhaps with a progress bar."""
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -237,7 +234,7 @@ def trained(
 
 
 def scaled(reader: WidthReader, process: Restoring, others: Blurred) -> WidthReader:
-    """Bring what a reader says of its errors to those on other images: so many as COVERED are within one."""
+    """Correct the errors that a reader states by those on other images: the share COVERED is then within them."""
     off = []
     for y, width, boxes in zip(others.y, others.width.tolist(), others.boxes.tolist()):
         reading = reader.read(process, y, [width])

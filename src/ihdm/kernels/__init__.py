@@ -1,13 +1,13 @@
 """GPU kernels for what surrounds the convolutions: normalisation, activation, dropout, biases and residuals.
 
 Between convolutions a U-Net only moves memory, so what counts is how often each feature map is read and written.
-Here normalisation, SiLU and dropout are one pass; they read feature maps that lie side by side without joining
-them; and their backward pass adds the gradient of the residual branch on the way. `networks/layers.py` holds the same
-mathematics in plain PyTorch, and a test compares the two.
+Here normalisation, SiLU and dropout are one pass, which reads two feature maps as if they were joined, without joining
+them; the backward pass also adds the gradient of the residual branch. `networks/layers.py` holds the same mathematics
+in plain PyTorch, and a test compares the two.
 
 Feature maps are (B, C, H, W) in channels_last memory: pixel by pixel, all channels together. Vectors that act on
-channels are given for each image, (B, C), though all rows are the same: so their gradients need no sum over images
-here, which is done for all vectors of the network together (`engine.Lowered`).
+channels are given once per image, (B, C), although all rows are the same. So their gradients need not be summed over
+images here; that is done for all vectors of the network together (`engine.Lowered`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ihdm.errors import UsageError
 
 WHOLE = 16_384  # elements: up to so many, a program holds all pixels of its channels in registers
 TILE = 4096  # elements that it holds otherwise
-CHUNK = 1024  # pixels of a large map that it goes through
+CHUNK = 1024  # pixels of a large map that one program goes through
 DIVISIONS = {  # up to so many pixels: columns, warps and registers of a program, forward and backward
     16: ((64, 2, 64), (32, 2, 128)),
     64: ((32, 2, 64), (32, 2, 128)),
@@ -40,7 +40,7 @@ DIVISIONS = {  # up to so many pixels: columns, warps and registers of a program
     WHOLE: ((32, 16, 128), (16, 8, 255)),
 }  # the fastest on an H200 (docs/performance.md)
 REGISTERS = 65_536  # of a multiprocessor
-MOST_IMAGES = 65_535  # CUDA's limit for the second number of a grid
+MOST_IMAGES = 65_535  # CUDA's limit for the second dimension of a grid
 
 _COMPILING = ContextVar("compiling", default=False)
 
@@ -52,7 +52,7 @@ def usable(device: torch.device, dtype: torch.dtype) -> bool:
 
 @cache
 def _can_compile() -> bool:
-    """Whether Triton is there, for NVIDIA's GPUs, with the C compiler that it needs."""
+    """Whether Triton is installed, for NVIDIA GPUs, and there is the C compiler that it needs."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang") or shutil.which("cc")
     return find_spec("triton") is not None and torch.version.hip is None and compiler is not None
 
@@ -71,7 +71,7 @@ def norm(
     """y = dropout(silu(group_norm(parts joined along the channels + shift))), and the parts again.
 
     shift: (B, C), or (1, C) for all, added to every pixel; seed: one integer that determines the dropout.
-    Whoever goes on with the returned parts gets their gradient added to the normalisation's in the same pass.
+    If the returned parts are used further on, their gradient is added to the normalisation's in the same pass.
     """
     dropout = 0.0 if seed is None else dropout
     shift = None if shift is None else shift.expand(len(parts[0]), -1)
@@ -158,21 +158,21 @@ class _Add(torch.autograd.Function):
 
 
 class _Work:
-    """How normalising is divided: a program takes some groups of one image, and all its pixels or a chunk of them."""
+    """How normalising is divided: each program takes some groups of one image, and all or a chunk of its pixels."""
 
     def __init__(self, parts: Sequence[Tensor], groups: int, silu: bool, dropout: float, backward: bool = False):
         self.images = len(parts[0])
         if self.images > MOST_IMAGES:
             raise UsageError(
-                f"a GPU takes at most {MOST_IMAGES:,} images at a time, not {self.images:,}; a larger "
-                f"trainer.accumulate takes a batch in smaller parts"
+                f"the GPU kernels take at most {MOST_IMAGES:,} images at a time, not {self.images:,}; set a larger "
+                f"trainer.accumulate to divide a batch into smaller parts"
             )
         widths, pixels = [part.shape[1] for part in parts], parts[0].shape[2] * parts[0].shape[3]
         self.channels = sum(widths)
         size = self.channels // groups
         slots, rows = _power_of_two(size), _power_of_two(pixels)
         self.whole = rows * max(slots, 16) <= WHOLE
-        columns, warps, registers = 64, 8, 128  # so that two programs or more fit a multiprocessor
+        columns, warps, registers = 64, 8, 128  # so that two programs or more fit on a multiprocessor
         if self.whole:
             columns, warps, registers = DIVISIONS[min(most for most in DIVISIONS if rows <= most)][backward]
             warps = min(16, warps * max(1, slots // columns))
@@ -226,10 +226,10 @@ def launch(name: str, grid: tuple[int, ...], *arguments: Any, **options: Any) ->
 
 @contextlib.contextmanager
 def compile_ahead() -> Iterator[None]:
-    """Compile the kernels that are met within on the meta device, side by side, which is faster than one by one."""
+    """Compile the kernels that are launched within on the meta device, in parallel, which is faster than one by one."""
     import triton
 
-    mode = getattr(triton, "AsyncCompileMode", None)  # as of Triton 3.4
+    mode = getattr(triton, "AsyncCompileMode", None)  # from Triton 3.4 on
     with ThreadPoolExecutor() as threads, mode(threads) if mode else contextlib.nullcontext():
         before = _COMPILING.set(mode is not None)
         try:
@@ -239,7 +239,7 @@ def compile_ahead() -> Iterator[None]:
 
 
 class Note:
-    """A note in Triton's cache, which goes with it: that the kernels for something were compiled before."""
+    """A note in Triton's cache that the kernels for something were compiled before; it goes when the cache goes."""
 
     NAME = "compiled"
 
@@ -272,5 +272,5 @@ def _empty_image(like: Tensor, channels: int) -> Tensor:
 
 
 def _power_of_two(n: int) -> int:
-    """The smallest power of two that is not less."""
+    """The smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length()

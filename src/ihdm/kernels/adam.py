@@ -1,4 +1,4 @@
-"""An update of weights that lie in one piece of memory: clipping, Adam, the moving average and the lower precision.
+"""An update of weights in one piece of memory: clipping, Adam, the moving average and the copy in lower precision.
 
 The same mathematics in plain PyTorch is `optimisation.Adam`, and a test compares the two.
 """
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def square_sums(G, SUMS, n, SIZE: tl.constexpr):
-    """A sum of squares for each program, which takes one block in every num_programs."""
+    """A sum of squares for each program, which takes every num_programs-th block."""
     total = tl.zeros((SIZE,), tl.float32)
     for start in range(tl.program_id(0) * SIZE, n, tl.num_programs(0) * SIZE):
         i = start + tl.arange(0, SIZE)
@@ -21,9 +21,9 @@ def square_sums(G, SUMS, n, SIZE: tl.constexpr):
 
 @triton.jit
 def rates_now(SUMS, TAKEN, RATES, NORM, NUMBERS, clip, log1, log2, COUNT: tl.constexpr):
-    """The norm, and what `adam` needs: the factor that clips, lr / (1 - beta1^t), sqrt(1 - beta2^t), the average's.
+    """The norm, and what `adam` needs: clipping factor, lr / (1 - beta1^t), sqrt(1 - beta2^t), rate of the average.
 
-    log1, log2: of the betas. Without a finite gradient t stays, and the first of the numbers is negative.
+    log1, log2: of the betas. If the gradient is not finite, t stays, and the first of the numbers is negative.
     """
     norm = tl.sqrt(tl.sum(tl.load(SUMS + tl.arange(0, COUNT)), 0))
     finite = norm < float("inf")
@@ -39,7 +39,7 @@ def rates_now(SUMS, TAKEN, RATES, NORM, NUMBERS, clip, log1, log2, COUNT: tl.con
 
 @triton.jit
 def adam(W, G, M, V, A, LOW, NUMBERS, n, beta1, beta2, eps, SIZE: tl.constexpr):
-    """Weights W with gradients G and moments M, V; then their average A, and W in lower precision, if wanted."""
+    """Update weights W with gradients G and moments M, V, then their average A and, if given, LOW: W, less precise."""
     clip = tl.load(NUMBERS)
     if clip >= 0:
         i = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)

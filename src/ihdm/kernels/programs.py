@@ -1,7 +1,7 @@
 """The kernels themselves, in Triton.
 
 Program (b, n, i) of a normalisation works on block b of the channels of image n, on all pixels or on chunk i of them.
-FULL: all elements of all programs exist.
+FULL: all elements of all programs exist, so that no masks are needed.
 """
 
 # mypy: ignore-errors
@@ -11,12 +11,12 @@ import os
 import triton
 import triton.language as tl
 
-INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # then formulas stand in for instructions
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # then formulas replace GPU instructions
 
 
 @triton.jit
 def _channels(SIZE: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr):
-    """This program's channels, and which are real: a group has a power of two of slots, perhaps not all used."""
+    """This program's channels, and which are real: a group has a power of two of slots, some perhaps unused."""
     slot = tl.arange(0, GROUPS * SLOTS)
     first = tl.program_id(0) * GROUPS * SIZE
     if SLOTS == SIZE:
@@ -70,25 +70,25 @@ def _store(X1, X2, x, p, c, real, PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl
 
 @triton.jit
 def _by_group(x, SLOTS: tl.constexpr, GROUPS: tl.constexpr):
-    """The sum over pixels and each group's channels; channels first, as a thread holds several side by side."""
+    """The sum over pixels and each group's channels; channels first, because a thread holds several of them."""
     return tl.sum(tl.sum(tl.reshape(x, (x.shape[0], GROUPS, SLOTS)), 2), 0)
 
 
 @triton.jit
 def _to_channels(x, SLOTS: tl.constexpr, GROUPS: tl.constexpr):
-    """What belongs to a group, for each of its slots."""
+    """The value of each group, repeated for each of its slots."""
     return tl.reshape(tl.broadcast_to(x[:, None], (GROUPS, SLOTS)), (GROUPS * SLOTS,))
 
 
 @triton.jit
 def _group_mean(x, PIXELS: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr):
-    """From each channel's sum over pixels the mean of its group."""
+    """The mean of each channel's group, from the channels' sums over pixels."""
     return _to_channels(_by_group(x[None, :], SLOTS, GROUPS), SLOTS, GROUPS) / (SIZE * PIXELS)
 
 
 @triton.jit
 def _mixed(h):
-    """A number of 32 bits that looks like chance."""
+    """A hash of 32 bits, which looks random."""
     h = (h ^ (h >> 16)) * 0x7FEB352D
     h = (h ^ (h >> 15)) * 0x846CA68B
     return h ^ (h >> 16)
@@ -96,9 +96,9 @@ def _mixed(h):
 
 @triton.jit
 def _kept(p, c, SEED, threshold, PIXELS: tl.constexpr):
-    """Which elements dropout keeps: by the product of two odd numbers, one of the pixel and one of the channel.
+    """Which elements dropout keeps: the product of two odd numbers decides, one of the pixel and one of the channel.
 
-    Each is computed once for all elements that share it.
+    Each of the two is computed once for all elements that share it.
     """
     seed = tl.load(SEED).to(tl.uint32)
     row = _mixed((tl.program_id(1) * PIXELS + p).to(tl.uint32) ^ seed) | 1
@@ -108,7 +108,7 @@ def _kept(p, c, SEED, threshold, PIXELS: tl.constexpr):
 
 @triton.jit
 def _tanh(x, MAP):
-    """By an instruction whose relative error is 2^-11 at most, where maps are in bfloat16, whose own is 2^-9."""
+    """tanh(x); for maps in bfloat16 (relative error 2^-9) by an instruction with a relative error of at most 2^-11."""
     if INTERPRETED or MAP.dtype.element_ty != tl.bfloat16:
         t = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
     else:
@@ -122,7 +122,7 @@ def _shift_and_centre(
     PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr,
     GROUPS: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """What the level adds to each channel; and a number near each group's mean, to keep squares of distances small."""
+    """What the level adds to each channel; and a number near each group's mean, to keep squared distances small."""
     shift = tl.zeros_like(c).to(tl.float32)
     if SHIFT is not None:
         shift = tl.load(SHIFT + tl.program_id(1) * shift_row + c, mask=real, other=0.0).to(tl.float32)
@@ -144,7 +144,7 @@ def _activated(
     x, factor, offset, p, c, SEED, threshold, scale, Y,
     PIXELS: tl.constexpr, SILU: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """SiLU of z = factor x + offset, which is z / 2 + z / 2 tanh(z / 2), where it is asked for; then dropout."""
+    """z = factor x + offset, or if asked for its SiLU, which is z / 2 + z / 2 tanh(z / 2); then dropout."""
     if SILU:
         factor, offset = 0.5 * factor, 0.5 * offset
     z = x * factor[None, :] + offset[None, :]
@@ -163,7 +163,7 @@ def norm_forward(
     GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr,
     SILU: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Small maps: all pixels at once. Large ones: chunk by chunk, with the sums that `norm_sums` has left."""
+    """Small maps: all pixels at once. Large ones: chunk by chunk, with the sums from `norm_sums`."""
     c, real = _channels(SIZE, SLOTS, GROUPS)
     g = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     p = tl.arange(0, ROWS)
@@ -187,7 +187,7 @@ def norm_forward(
     if SUMS is not None:
         p += tl.program_id(2) * CHUNK
     for _ in range(0, CHUNK, ROWS):
-        x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)  # of small maps again: cached, and registers are scarce
+        x = _load(X1, X2, p, c, real, PIXELS, C1, C2, FULL)  # small maps once more: cached, and registers are scarce
         y = _activated(x, factor, offset, p, c, SEED, threshold, scale, Y, PIXELS, SILU, DROPOUT)
         _store(Y, Y, y, p, c, real, PIXELS, C, 0, FULL)
         p += ROWS
@@ -214,7 +214,7 @@ def norm_sums(
     PIXELS: tl.constexpr, C1: tl.constexpr, C2: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr,
     GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Of one chunk of pixels, each group's sums of distances from its centre and of their squares."""
+    """For one chunk of pixels, each group's sums of distances from its centre and of their squares."""
     c, real = _channels(SIZE, SLOTS, GROUPS)
     g = tl.program_id(0) * GROUPS + tl.arange(0, GROUPS)
     groups: tl.constexpr = (C1 + C2) // SIZE
@@ -234,7 +234,7 @@ def norm_sums(
 
 @triton.jit
 def _known(c, real, SHIFT, shift_row, WEIGHT, BIAS, STATS, C: tl.constexpr, SIZE: tl.constexpr):
-    """What the forward pass has found: factor and offset that normalise, weight and bias."""
+    """The factor and offset that normalise, from the forward pass's statistics; weight and bias."""
     n, groups = tl.program_id(1), C // SIZE
     mean = tl.load(STATS + n * groups + c // SIZE, mask=real, other=0.0)
     inverse = tl.load(STATS + (tl.num_programs(1) + n) * groups + c // SIZE, mask=real, other=0.0)
@@ -249,7 +249,7 @@ def _before_activation(
     x, DY, SEED, p, c, real, threshold, scale, inverse, offset, weight, bias,
     PIXELS: tl.constexpr, C: tl.constexpr, FULL: tl.constexpr, SILU: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """dz, the gradient of what weight and bias made of the normalised input; 0 outside."""
+    """dz, the gradient of the normalised input after weight and bias; 0 outside."""
     dz = _load(DY, DY, p, c, real, PIXELS, C, 0, FULL)
     if SILU:
         half = x * (0.5 * inverse * weight)[None, :] + (0.5 * (offset * weight + bias))[None, :]
@@ -270,7 +270,7 @@ def norm_backward(
     GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr,
     SILU: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Small maps: all pixels at once. Large ones: chunk by chunk, with the sums that `norm_backward_sums` has left."""
+    """Small maps: all pixels at once. Large ones: chunk by chunk, with the sums from `norm_backward_sums`."""
     c, real = _channels(SIZE, SLOTS, GROUPS)
     p = tl.arange(0, ROWS)
     C: tl.constexpr = C1 + C2
@@ -315,7 +315,7 @@ def norm_backward_sums(
     GROUPS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr, FULL: tl.constexpr,
     SILU: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Of one chunk of pixels, each channel's sums of dz, of dz x and of x."""
+    """For one chunk of pixels, each channel's sums of dz, of dz x and of x."""
     c, real = _channels(SIZE, SLOTS, GROUPS)
     chunk = tl.program_id(2)
     p = chunk * CHUNK + tl.arange(0, ROWS)
@@ -338,7 +338,7 @@ def norm_backward_sums(
 
 @triton.jit
 def add(H, BIAS, X, TOTAL, pixels, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Program i works on some pixels, of all images in a row, and on one block of channels."""
+    """Program i works on some pixels, counted through all images, and on one block of channels."""
     blocks = tl.cdiv(C, COLUMNS)
     c = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
     p = (tl.program_id(0) // blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -352,7 +352,7 @@ def add(H, BIAS, X, TOTAL, pixels, C, ROWS: tl.constexpr, COLUMNS: tl.constexpr)
 
 @triton.jit
 def sum_pixels(X, SUMS, pixels, C, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Of one chunk of pixels; SUMS has the shape (images, chunks, C)."""
+    """The sums over one chunk of pixels; SUMS has the shape (images, chunks, C)."""
     n, chunk = tl.program_id(1), tl.program_id(2)
     c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     p = chunk * CHUNK + tl.arange(0, ROWS)

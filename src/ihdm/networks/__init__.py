@@ -1,7 +1,7 @@
-"""Networks: what takes one step back.
+"""Networks, with which a process takes its steps back.
 
 A network is one file: a `torch.nn.Module` with its settings beside it, and a line in the registry. It is called with
-states (B, C, *grid), their levels (B,) and, if it is to know more than that, a condition; it answers in the shape of
+states (B, C, *grid), their levels (B,) and, if it is to know more than that, a condition; its answer has the shape of
 the states (docs/your-own-process.md).
 """
 
@@ -34,58 +34,58 @@ class Described(Protocol):
 
 
 def build_network(config: Described, checkpoint: bool = False) -> nn.Module:
-    """The untrained network; `checkpoint`: whether it computes activations again in the backward pass, if it can."""
+    """The untrained network; `checkpoint`: whether it recomputes activations in the backward pass, if it can."""
     kind, labels = NETWORKS.of(config.network), {"labels": len(config.labels)} if config.labels else {}
     if labels and "labels" not in inspect.signature(kind.from_settings).parameters:
         raise UsageError(
-            f"the network {NETWORKS.kind(config.network)} cannot be told labels: its from_settings takes no number of "
-            f"them; do without data.labels=true, or take another network"
+            f"the network {NETWORKS.kind(config.network)} cannot be told labels: its from_settings has no parameter "
+            f"labels; leave out data.labels=true, or use another network (network.kind)"
         )
     network = kind.from_settings(config.network, config.domain, **labels)
     if len(_demanded(network)) > 2:
         raise UsageError(
-            f"the network {NETWORKS.kind(config.network)} insists on {', '.join(_demanded(network))}; it must do with "
-            f"a state and its level, and take a condition as forward(u, k, condition=None)"
+            f"the forward of network {NETWORKS.kind(config.network)} requires {', '.join(_demanded(network))}; it must "
+            f"work with a state and its level alone: make the condition optional, forward(u, k, condition=None)"
         )
     network.checkpoint = checkpoint
     return network
 
 
 def weight_shapes(config: Described) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of a network's weights, which take no memory to look at."""
+    """The names and shapes of a network's weights, without memory for the weights themselves."""
     with torch.device("meta"):
         network = build_network(config)
     return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
 
 
 def _demanded(network: nn.Module) -> list[str]:
-    """What a network cannot be called without."""
+    """The arguments that a network cannot be called without."""
     named = inspect.signature(network.forward).parameters.items()
     optional = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     return [name for name, given in named if given.default is given.empty and given.kind not in optional]
 
 
 def has_fused_path(network: nn.Module) -> bool:
-    """Whether a network can do with the GPU's kernels: they are asked for by vectors for each image (`engine.py`)."""
+    """Whether a network can use the GPU kernels: it does if given its vectors once per image (`engine.py`)."""
     return bool(getattr(network, "fused", False))
 
 
 def float32_layers(network: nn.Module) -> tuple[type[nn.Module], ...]:
-    """Layers whose weights are to stay in float32 whatever the network computes in."""
+    """Layers whose weights stay in float32, whatever precision the network computes in."""
     return tuple(getattr(network, "float32_layers", ()))
 
 
 def expect_levels(network: Any, K: int, images: int) -> None:
-    """Let a network know, if it wants to, that in training the levels of a batch are evenly spread over 1..K.
+    """Tell a network, if it has the method, that in training the levels of a batch are evenly spread over 1..K.
 
-    images: in a batch, or in the smallest part of one.
+    images: how many a batch has, or its smallest part.
     """
     if hasattr(network, "expect_levels"):
         network.expect_levels(K, images)
 
 
 def told(network: Any, condition: Tensor | None) -> Network:
-    """The network as a process calls it, with states and levels alone."""
+    """The network as a process calls it, with only states and levels; the condition is filled in."""
     if condition is None:
         return network
     return lambda u, k: network(u, k, condition)

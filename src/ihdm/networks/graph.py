@@ -1,8 +1,8 @@
 """A network on the nodes of a graph or a mesh.
 
-Residual blocks in which features travel in two ways: far, along the heat equation for a time that each of them learns,
-as in DiffusionNet (Sharp, Attaiki, Crane, Ovsjanikov 2022), and to the neighbours, by the edges. In between every node
-is by itself; the lowest eigenvectors tell it where it is. Levels and labels are embedded as in the U-Net.
+In residual blocks features travel in two ways: far, by the heat equation for a time that each of them learns, as in
+DiffusionNet (Sharp, Attaiki, Crane, Ovsjanikov 2022), and to neighbours, along the edges. Otherwise each node is
+computed by itself; the lowest eigenvectors tell it where it is. Levels and labels are embedded as in the U-Net.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ihdm.graph import GraphLaplacian
 from ihdm.networks.layers import LabelEmbedding, LevelEmbedding, Norm
 from ihdm.settings import setting
 
-MATRIX_MOST = 2048  # nodes whose neighbours are added up by one product with a matrix, which is faster up to there
+MATRIX_MOST = 2048  # up to so many nodes, neighbours are summed by one product with a matrix, which is faster there
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class GraphSettings:
     blocks: int = setting(6, "residual blocks", least=1, most=64)
     modes: int = setting(128, "eigenvectors along which heat spreads in a block; all, if fewer", least=1, most=65_536)
     places: int = setting(
-        48, "eigenvectors that tell nodes where they are; 0: similar surroundings make nodes alike", least=0, most=1024
+        48, "eigenvectors that tell nodes where they are; 0: only surroundings tell nodes apart", least=0, most=1024
     )
     dropout: float = setting(0.0, "dropout rate in residual blocks", least=0, most=0.99)
 
@@ -41,8 +41,9 @@ class GraphSettings:
 class GraphNet(nn.Module):
     """f(u_k, k), from (B, C, n) and levels (B,) to (B, C, n), for the graph of a Laplacian.
 
-    channels: features of each node; blocks: residual ones; modes: eigenvectors for heat; places: those that are inputs.
-    labels: how many it can be told of, as a condition (B,): 0, 1, ..., and `labels` for none, as without a condition.
+    channels: features per node; blocks: residual blocks; modes: eigenvectors for heat; places: those that tell where
+    nodes are.
+    labels: how many it knows. A condition (B,) names them: 0, 1, ..., or `labels` for none, as without a condition.
     """
 
     Settings = GraphSettings
@@ -74,10 +75,10 @@ class GraphNet(nn.Module):
 
     @classmethod
     def from_settings(cls, settings: GraphSettings, domain: Domain, labels: int = 0) -> GraphNet:
-        """The untrained network for fields."""
+        """The untrained network for fields on a graph."""
         laplacian = domain.laplacian
         if not isinstance(laplacian, GraphLaplacian):
-            raise UsageError(f"the network graph is for graphs, not for {domain.kind}; take network.kind=unet")
+            raise UsageError(f"the network graph is for graphs, not for {domain.kind}; use network.kind=unet")
         return cls(laplacian, domain.shape[0], **vars(settings), labels=labels)
 
     @staticmethod
@@ -88,7 +89,7 @@ class GraphNet(nn.Module):
 
     def forward(self, u: Tensor, k: Tensor, condition: Tensor | None = None) -> Tensor:
         if condition is not None and self.embed_label is None:
-            raise UsageError("this network knows nothing but the state and its level: it takes no condition")
+            raise UsageError("this network was built without labels, so it takes no condition")
         known = None if self.embed_label is None else self.embed_label(condition, len(k))
         embedded = self.embed_level(k, known)
         h = self.stem(torch.cat([u, self._details(u)], 1))
@@ -97,7 +98,7 @@ class GraphNet(nn.Module):
         return self.head(self.head_norm([h])[0])
 
     def _details(self, u: Tensor) -> Tensor:
-        """What blurs of 0, 1, 2, 4, ... nodes differ by, each in units of its own size: else the largest hides all."""
+        """Differences between blurs over 0, 1, 2, 4, ... nodes, scaled to the same size: else the largest hides all."""
         times = (self.octaves.like(u).square() / 2).log()
         blurred = [u, *(self.surroundings.heat(u, t.expand(u.shape[1])) for t in times), u.mean(-1, keepdim=True)]
         details = torch.cat([one - other for one, other in zip(blurred, blurred[1:])], 1)
@@ -105,7 +106,7 @@ class GraphNet(nn.Module):
 
 
 class Block(nn.Module):
-    """x + f(x, k); f sees what each node has, what has come by heat and what neighbours have, scaled by where it is."""
+    """x + f(x, k); f sees each node's features, those that heat brings and its neighbours', scaled by its place."""
 
     def __init__(self, width: int, places: int, embedding: int, dropout: float, widest: float):
         super().__init__()
@@ -141,7 +142,7 @@ class PerNode(nn.Linear):
 
 
 class Surroundings:
-    """How features travel on a graph; numbers that never change, wherever they are needed."""
+    """How features travel on a graph: constants, copied to whatever device needs them."""
 
     def __init__(self, laplacian: GraphLaplacian, modes: int, places: int = 0):
         self.nodes = laplacian.grid[0]
@@ -149,7 +150,7 @@ class Surroundings:
         self._eigenvalues = Constant(laplacian.eigenvalues[:modes])
         self._eigenvectors = Constant(laplacian.eigenvectors(modes))
         ends = np.concatenate([laplacian.edges, laplacian.edges[:, ::-1]])
-        weights = np.tile(laplacian.weights.clip(0), 2)  # some angles of a mesh have negative ones
+        weights = np.tile(laplacian.weights.clip(0), 2)  # some angles of a mesh give negative ones
         degrees = np.bincount(ends[:, 0], weights, self.nodes)
         scale = 1 / np.sqrt(np.where(degrees > 0, degrees, 1))
         weights = weights * scale[ends[:, 0]] * scale[ends[:, 1]]
@@ -161,11 +162,11 @@ class Surroundings:
         self._ends, self._weights = (Constant(torch.from_numpy(values.copy())) for values in (ends.T, weights))
 
     def places(self, x: Tensor) -> Tensor:
-        """Where nodes are: the lowest waves, for each of x, (B, places, n)."""
+        """Where nodes are: the lowest eigenvectors, repeated for each sample of x, (B, places, n)."""
         return self._places.like(x).expand(x.shape[0], -1, -1)
 
     def heat(self, x: Tensor, log_t: Tensor) -> Tensor:
-        """F(t) of what x (B, C, n) has along the lowest eigenvectors, with a time t for each channel (Eq. 2)."""
+        """F(t) x for x (B, C, n), along the lowest eigenvectors only, with a time t for each channel (Eq. 2)."""
         basis = self._eigenvectors.like(x)
         times = log_t.float().exp()[:, None]
         decay = torch.exp(times * self._eigenvalues.like(times))

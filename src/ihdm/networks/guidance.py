@@ -12,8 +12,9 @@ from torch import Tensor
 def guided(network: Any, guidance: float, none: int) -> Callable[..., Tensor]:
     """f(u, k) + guidance (f(u, k, condition) - f(u, k)): classifier-free guidance (Ho and Salimans 2022, Eq. 6).
 
-    Their w is guidance - 1. 1 is the network as it is, 0 one that is told nothing; else it is called twice, each time
-    for the whole batch, so that it needs no more memory than without guidance. none: what stands for no condition.
+    Their w is guidance - 1. With 1 it is the network as it is, with 0 the network without a condition. Otherwise the
+    network is called twice, each time for the whole batch, so that guidance takes no more memory. none: the number that
+    stands for no condition.
     """
     if guidance == 1:
         return network
@@ -30,8 +31,8 @@ def guided(network: Any, guidance: float, none: int) -> Callable[..., Tensor]:
 def beyond(network: Any, weaker: Any, guidance: float) -> Callable[..., Tensor]:
     """g(u, k) + guidance (f(u, k) - g(u, k)), g being a weaker network of the same process (Karras et al. 2024).
 
-    Both err in the same directions, g by more, so going on from g past f leads away from what they share. 1 is the
-    network as it is, 0 the weaker one.
+    Both err in the same directions, g by more, so going from g past f leads away from their errors. 1 is the network
+    as it is, 0 the weaker one.
     """
     if guidance == 1:
         return network
@@ -46,7 +47,7 @@ def beyond(network: Any, weaker: Any, guidance: float) -> Callable[..., Tensor]:
 
 
 def guided_in_programs(network: Any, guidance: Tensor, none: int) -> Callable[..., Tensor]:
-    """The same, for programs that take the guidance as an input: a tensor without dimensions.
+    """The same as `guided`, for programs that take the guidance as an input: a tensor without dimensions.
 
     A program that torch.export traces calls the network once if the guidance is 1, and otherwise twice.
     """

@@ -1,7 +1,7 @@
 """The layers of networks: residual blocks and what they are made of, embeddings of the level and of labels.
 
-Where vectors (biases, weights of normalisations) are given for each image, (B, C) instead of (C,), the GPU's kernels do
-the work: that is how `engine.py` asks for them. Every kernel has its plain twin here.
+If vectors (biases, weights of normalisations) are given once per image, (B, C) instead of (C,), the GPU kernels do the
+work: that is how `engine.py` asks for them. Every kernel has its plain twin here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 
 
 class Conv(nn.Module):
-    """A convolution of 3 pixels along each axis, to whose result a residual may be added; begun as torch does."""
+    """A convolution of 3 pixels along each axis, initialised as in torch; a residual may be added to its result."""
 
     def __init__(self, width_in: int, width: int, axes: int = 2, stride: int = 1, zero: bool = False):
         super().__init__()
@@ -43,7 +43,7 @@ class Conv(nn.Module):
         return _sum(self.with_bias(x, bias), residual)
 
     def with_bias(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """With another than its own, or none."""
+        """The convolution with another bias than its own, or none."""
         return self._convolved(x, self.weight, bias)
 
     def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -51,7 +51,7 @@ class Conv(nn.Module):
 
 
 class SmallStem(Conv):
-    """A convolution of a state on a smaller grid, in float32: there noise is less than what bfloat16 rounds away."""
+    """A convolution of a state on a smaller grid, in float32: bfloat16 would round the noise there away."""
 
     def forward(self, u: Tensor, depth: int) -> Tensor:  # type: ignore[override]
         small = cropped(wide(u), depth)
@@ -59,7 +59,7 @@ class SmallStem(Conv):
 
 
 class Mix(nn.Linear):
-    """A linear map of each pixel's channels, to whose result a residual may be added."""
+    """A linear map of each pixel's channels; a residual may be added to its result."""
 
     def __init__(self, width_in: int, width: int, zero: bool = False):
         super().__init__(width_in, width)
@@ -75,7 +75,7 @@ class Mix(nn.Linear):
 
 
 class LevelEmbedding(nn.Module):
-    """cos and sin of k at geometrically spaced frequencies, then a small MLP; `known` is added before its end."""
+    """cos and sin of k at geometrically spaced frequencies, then a small MLP; `known` is added before its last SiLU."""
 
     def __init__(self, channels: int, width: int):
         super().__init__()
@@ -93,14 +93,14 @@ class LevelEmbedding(nn.Module):
 
 
 class LabelEmbedding(nn.Module):
-    """A vector for each label and one for none. From 0 instead of by chance, labels would be learned far later."""
+    """A vector for each label and one for none. From 0 instead of a random start, labels would be learned far later."""
 
     def __init__(self, labels: int, width: int):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(labels + 1, width))
 
     def forward(self, label: Tensor | None, images: int) -> Tensor:
-        """As a product, whose gradient is one too: it adds up in the same order each time, and can be recorded."""
+        """By a product, whose gradient is a product too: it sums in the same order each time, and can be recorded."""
         if label is None:
             return self.weight[-1].expand(images, -1)
         numbers = torch.arange(len(self.weight), device=label.device)
@@ -108,9 +108,9 @@ class LabelEmbedding(nn.Module):
 
 
 class Norm(nn.GroupNorm):
-    """GroupNorm of feature maps side by side, then SiLU and dropout where asked.
+    """GroupNorm of feature maps joined along the channels, then SiLU and dropout if asked for.
 
-    At most 32 groups, as the paper; of four channels or more where the network is narrow.
+    At most 32 groups, as in the paper, and fewer in narrow networks, so that each has at least four channels.
     """
 
     def __init__(self, width: int, silu: bool = False, dropout: float = 0.0):
@@ -120,20 +120,20 @@ class Norm(nn.GroupNorm):
     def forward(  # type: ignore[override]
         self, parts: Sequence[Tensor], shift: Tensor | None = None, seed: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """The result, and the feature maps again, to go on with; shift (B, C) is added to them first."""
+        """The result, and the feature maps themselves to go on with; shift (B, C) is added before normalising."""
         if self.weight.ndim == 2:
             options = self.num_groups, self.eps, self.silu, shift, self.dropout, seed
             return kernels.norm(parts, self.weight, self.bias, *options)
         x = parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
         h = x if shift is None else x + _everywhere(shift, x)
-        wide = h if h.device.type == "cpu" else h.float()  # a CPU computes in float32 by itself
+        wide = h if h.device.type == "cpu" else h.float()  # on a CPU group_norm computes in float32 by itself
         y = F.group_norm(wide, self.num_groups, self.weight, self.bias, self.eps).to(x.dtype)
         y = F.silu(y, inplace=not y.requires_grad) if self.silu else y
         return F.dropout(y, self.dropout, seed is not None), x
 
 
 class Block(nn.Module):
-    """A residual block, with attention after it where asked: h = skip(x) + f(x, k)."""
+    """A residual block, h = skip(x) + f(x, k), followed by attention if asked for."""
 
     def __init__(self, width_in: int, width: int, embedding: int, dropout: float, axes: int = 2, attend: bool = False):
         super().__init__()
@@ -146,9 +146,9 @@ class Block(nn.Module):
         self.attention = Attention(width) if attend else None
 
     def forward(self, shift: Tensor, seed: Tensor | None, *parts: Tensor) -> Tensor:
-        """x is given in parts, to be joined along the channels; shift (B, C) is that of the level, and enter's bias.
+        """x comes in parts, to be joined along the channels; shift (B, C) is the level's, and the bias of `enter`.
 
-        A shift (1, C) is that of all images, and so a bias like any other.
+        A shift (1, C) is the same for all images, and so a bias like any other.
         """
         y, *parts = self.enter_norm(parts)
         own = shift[0] if shift.shape[0] == 1 and self.enter.bias.ndim == 1 else None
@@ -173,7 +173,7 @@ class Skip(nn.Conv2d):
         weights = self.weight.flatten(1).split([part.shape[1] for part in parts], dim=1)
         h = _pixels(parts[0]).flatten(0, 1) @ weights[0].T
         for part, weight in zip(parts[1:], weights[1:]):
-            h.addmm_(_pixels(part).flatten(0, 1), weight.T)  # a product's gradient does not need its result
+            h.addmm_(_pixels(part).flatten(0, 1), weight.T)  # in place: a product's gradient does not need its result
         return _image(h.unflatten(0, (parts[0].shape[0], -1)), parts[0])
 
 
@@ -193,7 +193,7 @@ class Attention(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Half of each axis, rounded up."""
+    """Halves each axis, rounding up."""
 
     def __init__(self, width: int, resample: Resample, axes: int = 2):
         super().__init__()
@@ -203,13 +203,13 @@ class Downsample(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.conv is None:
             pool: Any = F.avg_pool2d if x.ndim == 4 else F.avg_pool3d
-            size = [min(pair) for pair in zip(self.size, x.shape[2:])]  # avg_pool3d refuses axes that are shorter
+            size = [min(pair) for pair in zip(self.size, x.shape[2:])]  # avg_pool3d refuses shorter axes
             return pool(x, size, ceil_mode=True, count_include_pad=False)
         return self.conv(x)
 
 
 class Upsample(nn.Module):
-    """Twice each axis by repetition, cut to the size of the finer feature map."""
+    """Doubles each axis by repetition, and cuts it to the size of the finer feature map."""
 
     def __init__(self, width: int, resample: Resample, axes: int = 2):
         super().__init__()
@@ -222,7 +222,7 @@ class Upsample(nn.Module):
             for dim, n in enumerate(size, start=2):
                 x = x.narrow(dim, 0, n)
             return x if self.conv is None else self.conv(x)
-        # Repeating pixels and convolving is one transposed convolution, with 4/9 of the arithmetic.
+        # Repeating pixels and convolving is the same as one transposed convolution, which has 4/9 of the arithmetic.
         kernel = 4 * F.avg_pool2d(self.conv.weight.flip(2, 3), 2, stride=1, padding=1)
         kernel, bias = kernel.transpose(0, 1), self.conv.bias
         if bias.ndim == 2:
@@ -233,8 +233,8 @@ class Upsample(nn.Module):
 def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(width)) v, for pixels (B, L, width).
 
-    There is no fast kernel for heads that are wide (on a GPU) or for few pixels (on a CPU): then it is better to
-    write the attention matrix to memory, if it is not too large. cuDNN's kernel, which torch prefers on some GPUs, has
+    There is no fast kernel for wide heads (on a GPU) or for few pixels (on a CPU); there it is better to write the
+    attention matrix to memory, if it is not too large. cuDNN's kernel, which torch prefers on some GPUs, gives
     gradients that are not finite where all products of a pixel are far below zero (pytorch issue 196678).
     """
     images, length, width = q.shape
@@ -245,12 +245,12 @@ def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _mixed(weight: Tensor, x: Tensor) -> Tensor:
-    """A linear map of each pixel's channels, one product for each image: on a CPU, without gradients, the fastest."""
+    """A linear map of each pixel's channels, by one product per image: the fastest way on a CPU without gradients."""
     return (weight @ x.flatten(2)).unflatten(2, x.shape[2:])
 
 
 def _everywhere(vector: Tensor, x: Tensor) -> Tensor:
-    """Channels (C,) or (B, C), with ones added so that they go with feature maps."""
+    """Channels (C,) or (B, C), with axes of length 1 appended so that they broadcast with feature maps."""
     return vector.view(*vector.shape, *[1] * (x.ndim - 2))
 
 
@@ -259,14 +259,14 @@ def _biased(h: Tensor, bias: Tensor) -> Tensor:
 
 
 def _sum(h: Tensor, residual: Tensor | None) -> Tensor:
-    """h + residual, in the place of h where no gradient needs it."""
+    """h + residual, computed in place if no gradient needs h."""
     if residual is None:
         return h
     return h + residual if h.requires_grad else h.add_(residual)
 
 
 def wide(x: Tensor) -> Tensor:
-    """In float32, unless it has more digits already."""
+    """x in float32, or in its own type if that is more precise."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -281,7 +281,7 @@ def _image(pixels: Tensor, like: Tensor) -> Tensor:
 
 
 def _zero(layer: nn.Module, zero: bool) -> None:
-    """Let a residual branch start as the identity, if asked."""
+    """Let a layer start from zero, if asked, so that its residual block starts as the identity."""
     if zero:
         for parameter in layer.parameters():
             nn.init.zeros_(parameter)

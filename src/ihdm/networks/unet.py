@@ -1,11 +1,11 @@
 """The U-Net that takes one step back (App. B.1).
 
 Residual blocks with GroupNorm and SiLU, the level k added in each as a sinusoidal embedding, attention on the coarse
-feature maps. If images have labels, theirs are added to the embedding. Any number of channels and any size: odd ones
-are rounded up going down, cut going up. Signals of one axis go through as images of height 1; volumes have three axes.
+feature maps. Labels, if there are any, are added to the embedding. Any number of channels and any size will do: odd
+sizes are rounded up going down and cut going up. Signals pass as images of height 1; volumes have three axes.
 
-Coarse levels may be seen on smaller grids (`pyramid.py`): then a state enters at the resolution of its size, by a stem
-of its own, and leaves there by a head of its own. Finer resolutions are left out; coarser ones serve all depths.
+Coarse levels may be seen on smaller grids (`pyramid.py`): then a state enters at the resolution of its size, through a
+stem of its own, and leaves there through its own head. Finer resolutions are skipped; coarser ones serve all depths.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class UNetSettings:
         if self.groups is not None and self.channels % self.groups:
             raise UsageError(f"network.channels={self.channels} cannot be divided into network.groups={self.groups}")
         if list(self.pyramid) != sorted(set(self.pyramid)):
-            raise UsageError(f"network.pyramid must grow from number to number, unlike {_listed(self.pyramid)}")
+            raise UsageError(f"the levels in network.pyramid must grow, unlike {_listed(self.pyramid)}")
         if len(self.pyramid) >= len(self.multipliers):
             raise UsageError(
                 f"network.pyramid names {len(self.pyramid)} smaller sizes, but network.multipliers gives only "
@@ -80,22 +80,22 @@ class UNetSettings:
 class UNet(nn.Module):
     """f(u_k, k), from (B, channels_in, H, W) and levels (B,) to (B, channels_out, H, W).
 
-    channels: width of the finest feature map; multipliers: width of each resolution, in units of it.
+    channels: width of the finest feature map; multipliers: width of each resolution, in units of `channels`.
     blocks: residual blocks per resolution going down (one more going up).
     attention: resolutions with attention, counted from the finest: l stands for maps of size / 2^l.
-    resample: "pool" averages down and repeats up, as the paper; "conv" adds convolutions, as the authors' code.
-    groups: of each normalisation; None: as `Norm` chooses.
+    resample: "pool" averages down and repeats up, as in the paper; "conv" adds convolutions, as in the authors' code.
+    groups: how many each normalisation has; None: as `Norm` chooses.
     pyramid: the first level of each smaller grid.
-    labels: how many it can be told of, as a condition (B,): 0, 1, ..., and `labels` for none, as without a condition.
-    axes: of the data, 1 to 3.
-    Set `checkpoint` to keep only what enters each block for the backward pass, and compute the rest again.
+    labels: how many it knows. A condition (B,) names them: 0, 1, ..., or `labels` for none, as without a condition.
+    axes: how many the data have, 1 to 3.
+    Set `checkpoint` to keep only the input of each block for the backward pass, and recompute the rest.
     """
 
     Settings = UNetSettings
     fused = True
     float32_layers = (nn.GroupNorm,)
     checkpoint = False
-    spread: int | None = None  # in training: over how many levels a batch is spread evenly, if it is
+    spread: int | None = None  # in training: over how many levels each batch is evenly spread, if it is
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class UNet(nn.Module):
     ):
         super().__init__()
         self.dropout, self.pyramid, self.axes = dropout, tuple(pyramid), axes
-        self.fused = axes < 3  # the GPU's kernels know images
+        self.fused = axes < 3  # the GPU kernels cannot do volumes
         embedding = 4 * channels
         widths = [channels * multiplier for multiplier in multipliers]
         coarsest = len(widths) - 1
@@ -160,7 +160,7 @@ class UNet(nn.Module):
     def from_settings(cls, settings: UNetSettings, domain: Domain, labels: int = 0) -> UNet:
         """The untrained network for images, or for other data on a grid."""
         if not isinstance(domain.laplacian, GridLaplacian):
-            raise UsageError(f"the U-Net is for grids, not for {domain.kind}; take another network (network.kind)")
+            raise UsageError(f"the U-Net is for grids, not for {domain.kind}; use another network (network.kind)")
         channels = domain.shape[0]
         return cls(channels, channels, **vars(settings), labels=labels, axes=len(domain.grid))
 
@@ -177,35 +177,35 @@ class UNet(nn.Module):
         return f"U-Net, {widths} channels, {settings.blocks} block{more} each, attention at {where}{''.join(seen)}"
 
     def expect_levels(self, K: int, images: int) -> None:
-        """Be trained with batches of so many images or more, whose levels are evenly spread over 1..K."""
+        """Prepare for training with batches of so many images or more, whose levels are evenly spread over 1..K."""
         self.spread = K
         for depth, count in enumerate(counts(images, K, self.pyramid)):
             if count < 1:
                 raise UsageError(
-                    f"network.pyramid={_listed(self.pyramid)} leaves size / {2**depth} no image of {images} whose "
-                    f"levels are spread over 1..{K}; take larger batches, or leave out that size"
+                    f"network.pyramid={_listed(self.pyramid)} leaves no image for size / {2**depth} in a batch of "
+                    f"{images} with levels spread over 1..{K}; take larger batches, or leave out that size"
                 )
 
     def depth_parts(self, k: Tensor) -> list[Part]:
-        """How a batch of levels k is divided; in training without looking at them, so that it can be recorded."""
+        """How a batch with levels k is divided by depth; in training without reading k, so that it can be recorded."""
         if self.training and self.spread and self.pyramid:
             return by_counts(k, self.spread, self.pyramid)
         return by_levels(k, self.pyramid)
 
     def forward(self, u: Tensor, k: Tensor, condition: Tensor | None = None, depth: int | None = None) -> Tensor:
-        """depth: that of all images, whatever their levels; None: as `depth_parts` says."""
+        """depth: for all images, whatever their levels; None: as `depth_parts` says."""
         if condition is not None and self.embed_label is None:
-            raise UsageError("this U-Net knows nothing but the state and its level: it takes no condition")
+            raise UsageError("this U-Net was built without labels, so it takes no condition")
         parts = self.depth_parts(k) if depth is None else [Part(None, depth)]
         if self.axes == 1:
             return joined(self._answer, parts, u[:, :, None], k, condition)[:, :, 0]
         return joined(self._answer, parts, u, k, condition)
 
     def _answer(self, depth: int | None, u: Tensor, k: Tensor, label: Tensor | None) -> Tensor:
-        """At one depth, which enters after so many resolutions, and leaves before them."""
+        """The answer at one depth: the `depth` finest resolutions are skipped, going down and going up."""
         at = depth or 0
-        down = list(self.down)[at * (self.blocks + 1) :]  # blocks and a step down
-        up = list(self.up)[: (self.resolutions - at) * (self.blocks + 2) - 1]  # one block more, and a step up but here
+        down = list(self.down)[at * (self.blocks + 1) :]  # a resolution has its blocks and a Downsample
+        up = list(self.up)[: (self.resolutions - at) * (self.blocks + 2) - 1]  # one block more; no Upsample at last
         settings = iter(self._settings(k, label, [*down, *self.middle, *up]))
         h = self.stems[at - 1](u, at) if at else self.stem(u)
         skips = [h]
@@ -227,11 +227,11 @@ class UNet(nn.Module):
     def _settings(
         self, k: Tensor, label: Tensor | None, layers: Sequence[nn.Module]
     ) -> list[tuple[Tensor, Tensor | None]]:
-        """For each block what its level adds to each channel, in one product for all, and a seed for its dropout.
+        """For each block what the level adds to its channels, in one product for all, and a seed for its dropout.
 
-        One row for all images if they share their level, as samples do, and no labels tell them apart.
+        There is one row for all images if they share their level, as samples do, and no labels tell them apart.
         """
-        k = k[:1] if k.stride(0) == 0 else k  # a level that was expanded
+        k = k[:1] if k.stride(0) == 0 else k  # one level, expanded
         known = None if self.embed_label is None else self.embed_label(label, k.shape[0])
         blocks = [layer for layer in layers if isinstance(layer, Block)]
         weight = torch.cat([block.level.weight for block in blocks])
@@ -241,18 +241,18 @@ class UNet(nn.Module):
         by_block = shifts.split([block.level.out_features for block in blocks], dim=1)
         if not (self.training and self.dropout):
             return [(shift, None) for shift in by_block]
-        seeds = torch.randint(2**31, (len(blocks), 2), device=k.device)  # in pairs, so that each starts at 16 bytes
+        seeds = torch.randint(2**31, (len(blocks), 2), device=k.device)  # in pairs, to align each to 16 bytes
         return list(zip(by_block, seeds[:, 0].unbind()))
 
     def _through(self, block: nn.Module, settings: tuple[Tensor, Tensor | None], *parts: Tensor) -> Tensor:
         if not (self.checkpoint and torch.is_grad_enabled()):
             return block(*settings, *parts)
-        weights: dict[str, Tensor] = dict(block.named_parameters())  # as they are now; they may be others later
+        weights: dict[str, Tensor] = dict(block.named_parameters())  # as they are now; later there may be others
 
         def run(*inputs: Tensor) -> Tensor:
             return torch.func.functional_call(block, weights, inputs)
 
-        random = settings[1] is not None and weights["leave.bias"].ndim == 1  # kernels get their randomness as a seed
+        random = settings[1] is not None and weights["leave.bias"].ndim == 1  # kernels are given a seed
         return torch.utils.checkpoint.checkpoint(run, *settings, *parts, use_reentrant=False, preserve_rng_state=random)
 
 

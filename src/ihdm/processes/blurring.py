@@ -20,7 +20,7 @@ from ihdm.processes.process import Batches
 from ihdm.processes.spectrum import Spectrum
 from ihdm.settings import setting
 
-LOG_SNR = 10.0  # log(alpha^2 / sigma^2) at the first level; the negative of it at the last
+LOG_SNR = 10.0  # log(alpha^2 / sigma^2) at the first level, and minus that at the last
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class BlurringSettings:
     blur_power: float = setting(
         2.0, "sigma_B = sigma_B_max sin(pi s / 2)^blur_power: higher means later blur", above=0, most=64
     )
-    skip: Skip = setting("plain", "the network predicts the noise, or what the best linear prediction misses")
+    skip: Skip = setting("plain", "the network predicts the noise, or only what the best linear prediction misses")
 
 
 class Blurring(NoisePredicting):
-    """x_k = 2 u_k - 1 has alpha = a d, a^2 + sigma^2 = 1, by the angle phi of time s = k / K: a = cos phi.
+    """x_k = 2 u_k - 1 has alpha = a d and a^2 + sigma^2 = 1, where a = cos phi and the angle phi grows with s = k / K.
 
-    d = (1 - FLOOR) exp(t eigenvalues) + FLOOR, t = sigma_B^2 / 2, sigma_B = sigma_B,max sin(pi s / 2)^2.
-    A higher power than 2 lets blur come later, when noise has hidden what it takes away.
-    Without blur it is diffusion with the cosine schedule, log(a^2 / sigma^2) = -2 log tan phi from 10 to -10.
+    d = (1 - FLOOR) exp(t eigenvalues) + FLOOR, t = sigma_B^2 / 2, sigma_B = sigma_B,max sin(pi s / 2)^blur_power.
+    A power above 2, the published one, makes the blur come later, when noise already hides what it removes.
+    Without blur this is diffusion with the cosine schedule, log(a^2 / sigma^2) = -2 log tan phi from 10 to -10.
     """
 
     Settings = BlurringSettings
@@ -72,7 +72,7 @@ class Blurring(NoisePredicting):
         return cls(settings, sampling, domain.laplacian, kept(state, settings.skip, domain.shape))
 
     def centre_like(self, u_hat: Tensor) -> Tensor:
-        """Mid-grey: a coefficient of frequency 0 alone."""
+        """Mid-grey, which has only a coefficient of frequency 0."""
         return self._grey.like(u_hat)
 
     def start(self, noise: SeededNoise | InterpolatedNoise) -> Tensor:

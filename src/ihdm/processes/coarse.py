@@ -1,4 +1,4 @@
-"""How small a grid holds all that can be seen of coarse levels."""
+"""The smallest grids that hold all that can be seen at coarse levels."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from ihdm.heat import smaller
 from ihdm.processes.process import Process
 
-UNSEEN = 0.01  # a signal-to-noise ratio below which a coefficient says nothing of an image
+UNSEEN = 0.01  # with a lower signal-to-noise ratio a coefficient says nothing about an image
 
 
 def sufficient(process: Process) -> list[tuple[int, tuple[int, ...]]]:
-    """From which level on half the size, a quarter, ... suffices, with the grid; as far down as there are such levels.
+    """The level from which half the size, a quarter, ... suffices, and that grid, for each size that suffices at all.
 
-    There the signal-to-noise ratio is below UNSEEN for all coefficients but the lowest, as many as the grid has.
+    There the signal-to-noise ratio is below UNSEEN for all coefficients except the lowest, which the grid holds.
     """
     found: list[tuple[int, tuple[int, ...]]] = []
     whole = process.signal_to_noise(1)
@@ -31,7 +31,7 @@ def sufficient(process: Process) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _suffices(process: Process, grid: Sequence[int], k: int) -> bool:
-    """Whether all coefficients outside of the lowest, as many as a grid has, are unseen at level k."""
+    """Whether at level k all coefficients except the lowest, which the grid holds, are unseen."""
     ratio = process.signal_to_noise(k)
     assert ratio is not None
     inside = torch.zeros_like(ratio, dtype=torch.bool)
@@ -40,18 +40,18 @@ def _suffices(process: Process, grid: Sequence[int], k: int) -> bool:
 
 
 def words(process: Process) -> str:
-    """In words; empty if there is nothing to say."""
+    """The grids that suffice, in words; empty if there are none."""
     levels = [f"{'x'.join(map(str, grid))} from level {level} on" for level, grid in sufficient(process)]
     return ", ".join(levels)
 
 
 def remarks(process: Process, pyramid: Sequence[int]) -> list[str]:
-    """What to bear in mind if a network is to see smaller grids from some levels on."""
+    """A warning if a network that sees smaller grids from the levels in `pyramid` on would miss something."""
     levels = [level for level, _ in sufficient(process)]
     levels += [process.K + 1] * (len(pyramid) - len(levels))
     if process.signal_to_noise(1) is None or all(mine >= level for mine, level in zip(pyramid, levels)):
         return []
     return [
         f"warning: network.pyramid={','.join(map(str, pyramid))} hides from the network what can still be seen; "
-        f"all that can be seen is on {words(process) or 'the whole grid at every level'}"
+        f"grids that lose nothing: {words(process) or 'the whole grid at every level'}"
     ]

@@ -1,10 +1,10 @@
 """Cold diffusion (Bansal et al. 2022): blur without noise, and a network that predicts the image.
 
-Published are the l1 loss, Alg. 2, and how images are generated from blur: at level K nothing is left of an image but
-the mean of each channel, one Gaussian is fitted to those of the training images (a mixture of one, in the authors'
-commands), and a start is a draw from it under a little noise (0.002 in [-1, 1]), without which its pixels are equal and
-samples alike.
-Ours is blur by the heat equation, with this package's schedule, where theirs is a repeated Gaussian filter.
+The l1 loss, Alg. 2 and the way to generate images from blur are as published. At level K only the mean of each channel
+is left of an image. One Gaussian is fitted to these means over the training images (a mixture of one, in the authors'
+commands), and a start is a draw from it with a little noise (0.002 in [-1, 1]), without which all its pixels are equal
+and samples are alike.
+The blur differs: here it is the heat equation with this package's schedule, there a repeated Gaussian filter.
 
 There is no density, and so no likelihood.
 """
@@ -34,7 +34,7 @@ class ColdSettings(BlurWidths):
     K: int = setting(200, "number of levels; at the last, only the channel means are left", least=1, most=100_000)
     sigma_B_min: float = setting(0.5, "blur width of level 1, in pixels", least=1e-6)
     sigma_B_max: float | None = setting(
-        None, "blur width that levels approach, in pixels; auto: 3/4 of the longer side", above=0, most=1e6
+        None, "blur width that the levels approach, in pixels; auto: 3/4 of the longer side", above=0, most=1e6
     )
 
     def __post_init__(self) -> None:
@@ -43,9 +43,9 @@ class ColdSettings(BlurWidths):
 
 @dataclass(frozen=True)
 class ColdSampling(Steps):
-    """How to start; the rest follows."""
+    """How many steps to take, and how to start."""
 
-    start_noise: float = setting(0.001, "noise that makes pixels of a start differ; 0: none", least=0, most=100)
+    start_noise: float = setting(0.001, "noise that makes the pixels of a start differ; 0: none", least=0, most=100)
 
 
 class Cold(Process):
@@ -67,7 +67,7 @@ class Cold(Process):
         parts = int((laplacian.eigenvalues == 0).sum())
         if parts > 1:
             raise UsageError(
-                f"cold diffusion starts from one colour, and the graph is in {parts} parts, each with its own"
+                f"cold diffusion starts from a single colour, but the graph is in {parts} parts, each with its own"
             )
         self.K, self.sampling, self.laplacian = settings.K, sampling, laplacian
         self.schedule = settings.schedule(laplacian)
@@ -97,11 +97,11 @@ class Cold(Process):
         return self._alpha.like(like)[k.view(-1)][:, None]
 
     def noised(self, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
-        """D(u_0, k), whatever eps."""
+        """D(u_0, k); eps is not used."""
         return self.laplacian.from_spectrum(self.alpha_at(k, u_0) * self.laplacian.to_spectrum(u_0))
 
     def restored(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
-        """The image that the network sees in u_k; it sees and answers in [-1, 1]."""
+        """The image that the network predicts from u_k; its input and output are in [-1, 1]."""
         return (1 + network(2 * u_k - 1, k.expand(u_k.shape[0]))) / 2
 
     def loss(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
@@ -109,12 +109,12 @@ class Cold(Process):
         return (self.restored(network, self.noised(u_0, k, eps), k) - u_0).abs().flatten(1).mean(1)
 
     def step(self, network: Network, u_k: Tensor, k: Tensor, j: Tensor, eps: Tensor) -> Tensor:
-        """u_j = u_k - D(x, k) + D(x, j), x being the image that the network sees (their Alg. 2)."""
+        """u_j = u_k - D(x, k) + D(x, j), where x is the image that the network predicts (their Alg. 2)."""
         x_hat = self.laplacian.to_spectrum(self.restored(network, u_k, k.view(-1)))
         return u_k + self.laplacian.from_spectrum((self.alpha_at(j, u_k) - self.alpha_at(k, u_k)) * x_hat)
 
     def start(self, noise: SeededNoise | InterpolatedNoise) -> Tensor:
-        """A colour, drawn from the Gaussian by the mean of the noise, plus what the noise has beyond its mean."""
+        """A colour drawn from the Gaussian with the mean of the noise, plus the rest of the noise, scaled."""
         eps = noise(self.K + 1)
         grey = eps.flatten(2).mean(2)
         colour = self._mean.like(eps) + grey * eps[0, 0].numel() ** 0.5 @ self._root.like(eps)
@@ -128,7 +128,7 @@ class Cold(Process):
         return f"{cls.title}, K = {settings.K}, {widths}"
 
     def facts(self) -> dict[str, str]:
-        return {"start": "one colour, of a Gaussian fitted to the mean colours of the training images"}
+        return {"start": "one colour, drawn from a Gaussian fitted to the mean colours of the training images"}
 
     def level_words(self, k: int) -> str:
         if k == self.K:

@@ -23,7 +23,7 @@ from ihdm.processes.diagonal_bound import DiagonalBound, from_normal, nothing_to
 from ihdm.processes.process import Network
 from ihdm.settings import setting
 
-LONG = 1000  # levels that the linear schedule's ends were chosen for
+LONG = 1000  # number of levels that the ends of the linear schedule were chosen for
 LARGEST_BETA = 0.999
 
 
@@ -32,12 +32,12 @@ class DiffusionSettings:
     """The forward process."""
 
     K: int = setting(200, "number of levels; 1000 is usual", least=1, most=100_000)
-    betas: Literal["linear", "cosine"] = setting("linear", "the schedule of the noise")
+    betas: Literal["linear", "cosine"] = setting("linear", "the noise schedule")
 
 
 @dataclass(frozen=True)
 class DiffusionSampling(EtaSteps):
-    """By ancestral steps, eta = 1, to DDIM's, eta = 0."""
+    """From ancestral steps (eta = 1) to DDIM's (eta = 0)."""
 
     clip: bool = setting(True, "clip predicted images to their range, as usual")
 
@@ -61,9 +61,9 @@ class DDPM(Diagonal):
 
     @cached_property
     def alpha_bar(self) -> Tensor:
-        """Of levels 0..K, float64: by linear betas (Ho et al.) or by the cosine of Nichol and Dhariwal 2021."""
+        """Of levels 0..K, float64: from linear betas (Ho et al.) or from the cosine of Nichol and Dhariwal 2021."""
         if self.settings.betas == "linear":
-            ends = 0.02 * LONG / self.K, 1e-4 * LONG / self.K  # the largest first: the only one, if there is one
+            ends = 0.02 * LONG / self.K, 1e-4 * LONG / self.K  # the largest first, so that K = 1 has that one
             beta = torch.linspace(*ends, self.K, dtype=torch.float64).flip(0).clamp_max(LARGEST_BETA)
         else:
             angle = (torch.linspace(0, 1, self.K + 1, dtype=torch.float64) + 0.008) / 1.008 * math.pi / 2
@@ -77,7 +77,7 @@ class DDPM(Diagonal):
         return rows(self._alpha.like(like)[k], like)
 
     def sigma_at(self, k: Tensor, like: Tensor) -> Tensor:
-        """Half of x's, in the scale of images."""
+        """sigma_k in the scale of images, which is half of that of x."""
         return rows(self._sigma.like(like)[k], like)
 
     def ratio(self, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class DDPM(Diagonal):
         return (network(2 * self.noised(u_0, k, eps) - 1, k) - eps).square().flatten(1).mean(1)
 
     def predict(self, network: Network, u_k: Tensor, u_hat_k: Tensor, k: Tensor, j: Tensor) -> Tensor:
-        """The mean of level j for the image that follows from the noise that the network sees in x_k."""
+        """m_j, from the image that the predicted noise in x_k implies."""
         noise = self.sigma_at(k, u_k) * network(2 * u_k - 1, k.expand(u_k.shape[0]))
         u_0 = (u_k - noise - self.centre) / self.alpha_at(k, u_k) + self.centre
         return self.mean_of(u_0.clamp(0, 1) if self.sampling.clip else u_0, j)

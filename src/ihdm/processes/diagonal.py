@@ -1,9 +1,9 @@
-"""Processes that act on each coefficient of a basis by itself, and their exact steps between any two levels.
+"""Processes that act on each coefficient of a basis separately, and their exact steps between any two levels.
 
-u_hat_k = alpha_k u_hat_0 + sigma_k eps_hat, with alpha by level and frequency, sigma by level. A Markov chain has these
-marginals; given u_0, its step from level k back to any level j < k is known (docs/exact-steps.md). With a prediction of
-u_0 in place of u_0, that is how one samples. Ordinary diffusion, inverse heat dissipation and what lies between differ
-in alpha and sigma alone.
+u_hat_k = alpha_k u_hat_0 + sigma_k eps_hat, where alpha depends on level and frequency, and sigma on the level. There
+is a Markov chain with these marginals. Given u_0, its step from level k back to any level j < k is known
+(docs/exact-steps.md); for sampling, a prediction takes the place of u_0. Ordinary diffusion, inverse heat dissipation
+and the processes between them differ only in alpha and sigma.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ihdm.settings import setting
 class EtaSteps(Steps):
     """How to sample by exact steps."""
 
-    eta: float = setting(1.0, "fresh noise per step: 1 the posterior's, 0 none", least=0, most=1)
-    order: int = setting(1, "2: each step also uses the one before, better with few steps", least=1, most=2)
+    eta: float = setting(1.0, "fresh noise per step: 1 as in the posterior, 0 none", least=0, most=1)
+    order: int = setting(1, "2: each step also uses the one before, which is better with few steps", least=1, most=2)
 
 
 class Diagonal(Process):
     """Exact steps with eta in [0, 1], of first or second order.
 
-    centre_like: what alpha is multiplied from, such as mid-grey in diffusion: means are c + alpha (u_hat_0 - c).
+    Means are c + alpha (u_hat_0 - c), with the centre c from `centre_like`, such as mid-grey in diffusion.
     """
 
     Sampling = EtaSteps
@@ -39,26 +39,26 @@ class Diagonal(Process):
     basis: Basis
 
     def centre_like(self, u_hat: Tensor) -> Tensor | float:
-        """c, to go with coefficients."""
+        """c, to be added to coefficients such as u_hat."""
         return 0.0
 
     @abstractmethod
     def ratio(self, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
-        """a = alpha_k / alpha_j for each sample's levels, to go with `like`; at most 1."""
+        """a = alpha_k / alpha_j, at most 1, for the levels of each sample; broadcasts with `like`."""
 
     @abstractmethod
     def sigma_at(self, k: Tensor, like: Tensor) -> Tensor:
-        """sigma_k, to go with `like`; level 0 is the image itself, without noise."""
+        """sigma_k, broadcasts with `like`; level 0 is the image itself, without noise."""
 
     @abstractmethod
     def predict(self, network: Network, u_k: Tensor, u_hat_k: Tensor, k: Tensor, j: Tensor) -> Tensor:
-        """m_j, the prediction of the mean state at level j (what u_hat_j is without its noise), from u_k."""
+        """m_j: what u_hat_j is without its noise, as predicted from u_k."""
 
     def slope(self, i: Tensor, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
-        """How far to go on, in second order, with the change of the prediction from level i to k.
+        """By what factor second order extrapolates the change of the prediction from level i to k.
 
-        Half the ratio of the steps in log(alpha / sigma) (Lu et al. 2022, DPM-Solver++), times alpha_j / alpha_k; not
-        at all in the first step, when i = k, in the last, and for coefficients that stayed as they were.
+        Half the ratio of the steps in log(alpha / sigma) (Lu et al. 2022, DPM-Solver++), times alpha_j / alpha_k. It is
+        0 in the first step (i = k), in the last, and for coefficients that have not moved.
         """
         before, ahead = self._stride(i, k, like), self._stride(k, j, like)
         moved = (rows((i > k) & (j > 0), like) > 0) & (before > 0)
@@ -69,13 +69,13 @@ class Diagonal(Process):
         return torch.log(self.sigma_at(k, like) / (self.ratio(k, j, like) * self.sigma_at(j, like)))
 
     def step(self, network: Network, u_k: Tensor, k: Tensor, j: Tensor, eps: Tensor) -> Tensor:
-        """From level k to level j by the exact posterior, eta = 1, or with less fresh noise."""
+        """From level k to level j by the exact posterior (eta = 1), or with less fresh noise."""
         return self._moved(network, u_k, k, j, eps)[0]
 
     def _moved(
         self, network: Network, u_k: Tensor, k: Tensor, j: Tensor, eps: Tensor, *last: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """u_j, and the prediction that it comes from. last: the level before k, and what was predicted there of k."""
+        """u_j, and the prediction m_j. last: the level before k, and what was predicted there for level k."""
         k, j, u_hat = k.view(-1), j.view(-1), self.basis.to_spectrum(u_k)
         m_j = ahead = self.predict(network, u_k, u_hat, k, j)
         if last:
@@ -84,7 +84,7 @@ class Diagonal(Process):
         return self.basis.from_spectrum(self.jump(u_hat, ahead, k, j, self.basis.to_spectrum(eps))), m_j
 
     def mean_of(self, u_hat_0: Tensor, k: Tensor) -> Tensor:
-        """What images with given coefficients are at level k, without their noise, in the spectrum."""
+        """The state at level k without its noise, in the spectrum, of images with coefficients u_hat_0."""
         return self._coarser(u_hat_0, k, torch.zeros_like(k))
 
     def _coarser(self, m_j: Tensor, k: Tensor, j: Tensor) -> Tensor:
@@ -93,10 +93,10 @@ class Diagonal(Process):
         return centre + self.ratio(k, j, m_j) * (m_j - centre)
 
     def jump(self, u_hat: Tensor, m_j: Tensor, k: Tensor, j: Tensor, eps_hat: Tensor) -> Tensor:
-        """u_hat_j = m_j + sqrt(sigma_j^2 - s^2) (u_hat_k - m_k) / sigma_k + s eps_hat, m_k being m_j blurred on to k.
+        """u_hat_j = m_j + sqrt(sigma_j^2 - s^2) (u_hat_k - m_k) / sigma_k + s eps_hat; m_k is m_j blurred to level k.
 
-        s = eta (sigma_j / sigma_k) sqrt(sigma_k^2 - a^2 sigma_j^2): for eta = 1 the posterior's. For any eta u_j has
-        its marginal if u_k has, and if m is right.
+        s = eta (sigma_j / sigma_k) sqrt(sigma_k^2 - a^2 sigma_j^2), which for eta = 1 is that of the posterior. For any
+        eta, u_j has the right marginal if u_k has, and if m is right.
         """
         a, sigma_k, sigma_j = self.ratio(k, j, u_hat), self.sigma_at(k, u_hat), self.sigma_at(j, u_hat)
         s = self.sampling.eta * sigma_j * (1 - (a * sigma_j / sigma_k).square()).clamp_min(0).sqrt()
@@ -105,18 +105,18 @@ class Diagonal(Process):
 
     @property
     def remembers(self) -> bool:
-        """Whether a step learns from the one before."""
+        """Whether a step uses the prediction of the one before."""
         return bool(self.sampling.order == 2)
 
     def begin(self, u: Tensor) -> Tensor:
-        """u, and in second order a place for the last prediction beside it."""
+        """u; in second order stacked with room for the last prediction."""
         return torch.stack([u, torch.zeros_like(u)]) if self.remembers else u
 
     def shown(self, state: Tensor) -> Tensor:
         return state[0] if self.remembers else state
 
     def advance(self, network: Network, state: Tensor, k: Tensor, j: Tensor, i: Tensor, eps: Tensor) -> Tensor:
-        """One step; in second order the prediction goes on as it has changed since the last one, made at level i."""
+        """One step; second order extrapolates the change of the prediction since the last one, made at level i."""
         if not self.remembers:
             return self.step(network, state, k, j, eps)
         u_k, of_k = state

@@ -1,4 +1,4 @@
-"""The bound on the likelihood of images under exact steps, for any process that acts on each coefficient by itself."""
+"""The bound on the likelihood of images under exact steps, for any process that acts on each coefficient separately."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ KEPT = 64  # training images that the spread of the last step is fitted to
 class DiagonalBound:
     """The variational bound with the posterior's variance in every step (Ho et al. 2020, Eq. 5, 13).
 
-    divergence: D_KL[q(u_K | u_0) || p(u_K)] for each image. The last step, to 8-bit values, is a Gaussian of one
-    spread: a given one, or the best for training images.
+    divergence: computes D_KL[q(u_K | u_0) || p(u_K)] for each image. The last step, to 8-bit values, is a Gaussian with
+    a single spread: the given one, or the best for training images.
     """
 
     rows = [Row("the posterior's variance")]  # noqa: RUF012 -- never changed
@@ -42,8 +42,8 @@ class DiagonalBound:
     def ask(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
         """k > 1: D_KL[q(u_{k-1} | u_k, u_0) || p(u_{k-1} | u_k)]. k = 1: -log of the probability of 8-bit values.
 
-        The posterior's variance is a share 1 - (a sigma_j / sigma_k)^2 of sigma_j^2, and the same share of an error of
-        m_j is that of its mean: what neither blur nor noise changes in a step is known, whatever is predicted of it.
+        The posterior's variance is the share 1 - (a sigma_j / sigma_k)^2 of sigma_j^2, and its mean has the same share
+        of an error of m_j: what neither blur nor noise changes in a step is known, whatever is predicted.
         """
         process, j = self.process, k - 1
         u_k = process.noised(u_0, k, eps)
@@ -78,6 +78,6 @@ def from_normal(process: Diagonal, u_0: Tensor) -> Tensor:
 
 
 def nothing_to_choose(process: Diagonal, options: Mapping[str, Any]) -> None:
-    """Refuse options of a bound that has none."""
+    """Refuse options for a bound that takes none."""
     if options:
-        raise UsageError(f"the bound of {process.title} is of the posterior's noise, without {', '.join(options)}")
+        raise UsageError(f"the bound of {process.title} uses the posterior's noise: leave out {', '.join(options)}")

@@ -1,7 +1,7 @@
-"""Inverse heat dissipation with noise that grows with the blur: frequencies fade over many levels, not all of a sudden.
+"""Inverse heat dissipation with noise that grows with the blur: frequencies fade over many levels, not all at once.
 
-With the paper's constant noise each frequency is lost within few levels, almost one after the other, and what a sampler
-gets wrong it cannot mend later. Here sigma_k = sigma (sigma_B,k / sigma_B,1)^growth (docs/results.md).
+With the paper's constant noise each frequency is lost within a few levels, almost one after the other, so a sampler
+cannot correct its mistakes later. Here sigma_k = sigma (sigma_B,k / sigma_B,1)^growth (docs/results.md).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GrowingSettings(BlurWidths):
     sigma_B_max: float | None = setting(
         None, "blur width of level K, in pixels; auto: 3/4 of the longer side", above=0, most=1e6
     )
-    skip: Skip = setting("linear", "the network predicts the noise, or what the best linear prediction misses")
+    skip: Skip = setting("linear", "the network predicts the noise, or only what the best linear prediction misses")
 
     def __post_init__(self) -> None:
         self.check_widths()
@@ -48,9 +48,9 @@ class GrowingSettings(BlurWidths):
 
 
 class GrowingHeat(NoisePredicting):
-    """q(u_k | u_0) = N(F(t_k) u_0, sigma_k^2 I), as Eq. 3 but for sigma_k; started from blurred training images.
+    """q(u_k | u_0) = N(F(t_k) u_0, sigma_k^2 I): Eq. 3 with a sigma for each level. Starts are blurred training images.
 
-    Frequencies that blur has pushed below FLOOR stay there.
+    What F leaves of any frequency is at least FLOOR.
     """
 
     Settings = GrowingSettings
@@ -91,21 +91,21 @@ class GrowingHeat(NoisePredicting):
         return super().state() | {"prior.coefficients": self.prior.coefficients}
 
     def start(self, noise: SeededNoise | InterpolatedNoise) -> Tensor:
-        """u_K = F(t_K) u_0 + sigma_K eps, u_0 a training image of each row's own choice."""
+        """u_K = F(t_K) u_0 + sigma_K eps, where each row chooses its own training image u_0."""
         return self.near(noise.choice(len(self.prior)), noise(self.K + 1))
 
     def near(self, index: Tensor, eps: Tensor) -> Tensor:
-        """The same with u_0 the training images of the given numbers."""
+        """The same, where u_0 are the training images with the given numbers."""
         return self.prior.near(index, eps, self.sigma_K)
 
     def between(self, one: SeededNoise, other: SeededNoise, weight: Tensor) -> Tensor:
-        """Blurred starts are interpolated linearly, their noise so that it stays noise."""
+        """Blurred starts are interpolated linearly, and their noise so that it stays standard normal."""
         eps = InterpolatedNoise(one, other, weight)(self.K + 1)
         start, end = (self.prior.means(noise.choice(len(self.prior))) for noise in (one, other))
         return torch.lerp(start, end, rows(weight, eps)) + self.sigma_K * eps
 
     def prior_divergence(self, u_0: Tensor) -> Tensor:
-        """D_KL[q(u_K | u_0) || p(u_K)], p being the blurred training images, without a floor, under the same noise."""
+        """D_KL[q(u_K | u_0) || p(u_K)]; p is the training images, blurred without the floor, under the same noise."""
         return prior_term(self.prior, u_0, self.sigma_K, [self.sigma_K], self._alpha.value[-1])[0]
 
     @classmethod

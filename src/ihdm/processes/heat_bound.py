@@ -1,6 +1,6 @@
 """Bounds on the likelihood of images under the heat process: the paper's, and that of exact steps, which is lower.
 
-Both are made of the errors e_k = mu(u_k, k) - F(t_{k-1}) u_0, so that one pass of the network serves both.
+Both are computed from the errors e_k = mu(u_k, k) - F(t_{k-1}) u_0, so one pass of the network serves both.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ KEPT = 64  # training images whose errors are kept to find the best spread of 8-
 
 
 class HeatBound:
-    """The paper's bound (Eq. 5-10) for each delta_ratio, and three of exact steps (docs/exact-steps.md).
+    """The paper's bound (Eq. 5-10) for each delta_ratio, and three bounds of exact steps (docs/exact-steps.md).
 
-    Those have the terms sum (1 - a^2) |e_hat|^2 / (2 sigma^2), a = alpha_k / alpha_{k-1}, for k > 1, noise sigma in the
-    prior, and differ in L_0 = -log p(u_0 | u_1): a Gaussian of one variance; of one for each coefficient along the
-    colour axes; both as densities of values in [0, 1]; and a Gaussian of one variance, discretised to 8-bit values.
-    Variances are the best ones for training images.
+    The three have the terms sum (1 - a^2) |e_hat|^2 / (2 sigma^2), a = alpha_k / alpha_{k-1}, for k > 1, and noise
+    sigma in the prior. They differ in L_0 = -log p(u_0 | u_1): a Gaussian with one variance, or with one for each
+    coefficient along the colour axes, both as densities of values in [0, 1]; or a Gaussian with one variance,
+    discretised to 8-bit values. Variances are the best ones for training images.
     """
 
     def __init__(self, process: InverseHeat, delta_ratio: Sequence[float] | None = None):
@@ -40,7 +40,7 @@ class HeatBound:
         if process.sigma < LEAST_SIGMA:
             raise UsageError(f"a model trained without noise (process.sigma={process.sigma:g}) has no likelihood")
         if not ratios or not all(1e-3 <= ratio <= 1e3 for ratio in ratios):
-            raise UsageError(f"delta ratios go from 0.001 to 1000, not {', '.join(map(str, ratios)) or 'none'}")
+            raise UsageError(f"delta ratios must be from 0.001 to 1000, not {', '.join(map(str, ratios)) or 'none'}")
         self.process, self.deltas = process, [ratio * process.sigma for ratio in ratios]
         self.rows = [Row(f"paper, delta/sigma {ratio:g}", ratio) for ratio in ratios]
         self.exact = process.filter is None  # the filter's blur is not diagonal in the cosine basis
@@ -53,7 +53,7 @@ class HeatBound:
         self._axes, self._variance = Constant(axes), Constant(torch.ones(channels, *process.laplacian.grid))
 
     def fit(self, network: Network, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Find the best variances of the last step."""
+        """Find the best variances for the last step."""
         count, squares, kept = 0, torch.zeros((), dtype=torch.float64), []
         for u_0, eps in batches:
             self.dimensions = u_0[0].numel()
@@ -68,7 +68,7 @@ class HeatBound:
         self.spread = best_spread(u_0, mean)
 
     def ask(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
-        """|| e ||^2; the exact term; L_0 by frequency; L_0 of 8-bit values. The last two mean something for k = 1."""
+        """|| e ||^2; the exact term; L_0 by frequency; L_0 of 8-bit values. The last two only count for k = 1."""
         errors = self.process.errors(network, u_0, k, eps)
         squared = errors.square().flatten(1).sum(1)
         if not self.exact:

@@ -1,7 +1,7 @@
 """The paper's process: blur and a little noise forward, deblurring and a little noise back (Eq. 3-4, Alg. 1-2).
 
-Its network can be sampled in two ways: by the paper's steps, from each level to the next with noise delta, and by exact
-steps, those of a Markov chain with the same marginals, between any two levels (docs/exact-steps.md).
+Its network can be sampled in two ways: by the paper's steps, from each level to the next with noise delta, or by exact
+steps between any two levels, those of a Markov chain with the same marginals (docs/exact-steps.md).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from ihdm.restoration import Hold
 
 FILTERED_MOST = 5000  # images in the prior of a model that blurs with a filter
-LIMIT = 10.0  # how far, in standard deviations over the network's mean output, a prediction is carried on by itself
-AHEAD = 1.0  # the logarithm of the most that a change of the prediction is amplified by in second order
+LIMIT = 10.0  # standard deviations of the linear predictor by which a network output of 1 may move a coefficient
+AHEAD = 1.0  # the logarithm of the most by which second order amplifies a change of the prediction
 
 
 @dataclass(frozen=True)
@@ -50,44 +50,48 @@ class HeatSettings(BlurWidths):
         None, "blur width of level K, in pixels; auto: 3/4 of the longer side", above=0, most=1e6
     )
     skip: Literal["identity", "linear"] = setting(
-        "identity", "the network's output is added to the image, as in the paper, or to the best linear prediction"
+        "identity", "the network's output is added to the state, as in the paper, or to the best linear prediction"
     )
     units: Literal["data", "level"] = setting(
         "data", "scale of the network's input and of its errors: the data's, or what is usual at each level"
     )
-    blur: Literal["heat", "gaussian"] = setting("heat", "the heat equation, or a Gaussian filter with black outside")
+    blur: Literal["heat", "gaussian"] = setting(
+        "heat", "the heat equation, or a Gaussian filter with black outside the image"
+    )
 
     def __post_init__(self) -> None:
         self.check_widths()
         if self.skip == "linear" and self.sigma < LEAST_SIGMA:
-            raise UsageError("process.skip=linear needs process.sigma of at least 1e-6; below, use skip=identity")
+            raise UsageError(
+                "process.skip=linear needs process.sigma of at least 1e-6; for less, set process.skip=identity"
+            )
         if self.skip == "linear" and self.blur == "gaussian":
             raise UsageError(
-                "process.skip=linear knows the heat equation only; with process.blur=gaussian, set it to identity"
+                "process.skip=linear works only with the heat equation; with process.blur=gaussian, set it to identity"
             )
         if self.units == "level" and self.skip != "linear":
-            raise UsageError("process.units=level are those of linear prediction: set process.skip=linear")
+            raise UsageError("process.units=level takes its units from the linear prediction: set process.skip=linear")
 
 
 @dataclass(frozen=True)
 class HeatSampling(Steps):
-    """By the paper's steps, with delta, or by exact steps, with eta."""
+    """The paper's steps, with delta, or exact steps, with eta and order."""
 
     sampler: Literal["paper", "exact"] = setting("paper", "the paper's steps, or exact posterior steps")
     delta_ratio: float = setting(1.25, "paper: noise delta per step, in units of sigma", least=0, most=1e6)
-    eta: float = setting(1.0, "exact: fresh noise per step: 1 the posterior's, 0 none", least=0, most=1)
-    order: int = setting(2, "exact: 2: each step also uses the one before, better with few steps", least=1, most=2)
+    eta: float = setting(1.0, "exact: fresh noise per step, 1 as in the posterior, 0 none", least=0, most=1)
+    order: int = setting(2, "exact: with 2, steps also use the one before, better with few steps", least=1, most=2)
 
 
 @dataclass(frozen=True)
 class InverseHeat(Diagonal):
-    """q(u_k | u_0) = N(F(t_k) u_0, sigma^2 I) (Eq. 3); by the paper p(u_prev | u_k) = N(mu(u_k, k), delta^2 I) (Eq. 4).
+    """q(u_k | u_0) = N(F(t_k) u_0, sigma^2 I) (Eq. 3); the paper's p(u_prev | u_k) = N(mu(u_k, k), delta^2 I) (Eq. 4).
 
-    skip: how mu is made of the network, the paper's identity or the best linear predictor.
-    prior: p(u_K); None: it cannot be started, only gone through.
-    spectra: the data's, as measured, or several guesses of it, of which exact steps take the first.
+    skip: how mu is made from the network's output, added to the state as in the paper or to the best linear prediction.
+    prior: p(u_K); None: chains must be given a start.
+    spectra: the spectrum as measured on the data, or several guesses of it, of which exact steps use the first.
     filter: blurs instead of the heat equation, if given (App. C.6).
-    hold: corrects predictions, such as by an image that is to be restored.
+    hold: corrects predictions, for example by an image that is to be restored.
     """
 
     laplacian: Laplacian
@@ -112,7 +116,7 @@ class InverseHeat(Diagonal):
 
     def __post_init__(self) -> None:
         if not 0 <= self.sigma < float("inf"):
-            raise ValueError(f"noise cannot be negative: sigma is {self.sigma}")
+            raise ValueError(f"the noise must be finite and not negative, but sigma is {self.sigma}")
         object.__setattr__(self, "_t", Constant(self.schedule.t))
 
     @property
@@ -134,10 +138,10 @@ class InverseHeat(Diagonal):
 
     @property
     def start_noise(self) -> float:
-        """The noise of u_K, and of any state that a chain begins with."""
+        """The noise of u_K, and of any other state that a chain starts from."""
         return self.sigma if self.exact else self.delta
 
-    # How it comes to be
+    # How it is made
 
     @classmethod
     def check(cls, settings: HeatSettings, sampling: HeatSampling) -> None:
@@ -147,7 +151,7 @@ class InverseHeat(Diagonal):
     def from_images(
         cls, settings: HeatSettings, sampling: HeatSampling, domain: Domain, batches: Batches
     ) -> InverseHeat:
-        """Measure the spectrum of the images, and blur them for the prior; of a filter's all coefficients are kept."""
+        """Measure the spectrum of the images, and blur them for the prior; under a filter only the latter."""
         laplacian = domain.laplacian
         t_K = float(settings.schedule(laplacian).t[-1])
         if settings.blur == "gaussian":
@@ -162,7 +166,7 @@ class InverseHeat(Diagonal):
     def from_state(
         cls, settings: HeatSettings, sampling: HeatSampling, domain: Domain, state: Mapping[str, Tensor]
     ) -> InverseHeat:
-        """Models with the identity skip of 0.1.0 did not keep their spectrum."""
+        """Models that 0.1.0 saved with the identity skip lack their spectrum."""
         shapes: dict[str, tuple[int | None, ...]] = {"prior.coefficients": (None, domain.shape[0], None)}
         measured = settings.skip == "linear" or any(name in state for name in Spectrum.shapes(domain.shape))
         shapes |= Spectrum.shapes(domain.shape) if measured else {}
@@ -196,7 +200,7 @@ class InverseHeat(Diagonal):
     # Forward, and what the network learns
 
     def blur(self, u_0: Tensor, k: Tensor) -> Tensor:
-        """F(t_k) u_0 (Eq. 2), with one level for each sample, (B,), or several, (L, B), for which u_0 is read once."""
+        """F(t_k) u_0 (Eq. 2) for one level per sample, (B,), or several, (L, B), for which u_0 is read only once."""
         return (self.filter or self.laplacian).dissipate(u_0, self._t.like(u_0)[k])
 
     def noised(self, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
@@ -220,7 +224,7 @@ class InverseHeat(Diagonal):
         return self.chain_term(self.laplacian.to_spectrum(self.errors(network, u_0, k, eps)), k).flatten(1).sum(1)
 
     def chain_term(self, errors_hat: Tensor, k: Tensor) -> Tensor:
-        """The same of each coefficient, from the errors' coefficients."""
+        """The same for each coefficient, from the coefficients of the errors."""
         fresh = 1 - self.ratio(k, k - 1, errors_hat).square()
         return fresh * errors_hat.square() / (2 * max(self.sigma, LEAST_SIGMA) ** 2)
 
@@ -236,21 +240,21 @@ class InverseHeat(Diagonal):
     def levels(self, top: int | None = None) -> list[int]:
         _check_sampler(self.sampling, self.K, self.sigma, self.filter is None)
         levels = super().levels(top)
-        if self.exact and len(levels) > 2:  # by way of level 1: from farther off the last step leaves a haze
+        if self.exact and len(levels) > 2:  # via level 1: from farther away the last step leaves a haze
             levels = [*evenly(levels[0], 1, len(levels) - 2), 0]
         if self.exact and not self.spectra and any(k - j > 1 for k, j in zip(levels, levels[1:])):
             raise UsageError("to leave out levels, exact steps need the spectrum of the data")
         return levels
 
     def with_sampling(self, **changes: Any) -> InverseHeat:
-        """The paper's steps, when they are turned to, are as many as there are levels."""
+        """A change to the paper's steps makes them as many as there are levels, unless their number is given."""
         changes = self.with_sampler(changes)
         if self.exact and changes.get("sampler") == "paper":
             changes = {"steps": None} | changes
         return super().with_sampling(**changes)
 
     def mean(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
-        """mu(u_k, k) (Eq. 4), held to what it is to be held to."""
+        """mu(u_k, k) (Eq. 4), corrected by `hold` if there is one."""
         mu = self.skip(network, u_k, k)
         if self.hold is None:
             return mu
@@ -265,8 +269,8 @@ class InverseHeat(Diagonal):
     def predict(self, network: Network, u_k: Tensor, u_hat_k: Tensor, k: Tensor, j: Tensor) -> Tensor:
         """m_j = E[F(t_j) u_0 | u_k] = exp((t_j - t_{k-1}) eigenvalues) mu, in the spectrum.
 
-        That would amplify the network's mistakes. So it is done to what mu has beyond the linear predictor, and up to
-        a limit; the linear predictor itself is known at any level.
+        The exponential would amplify the network's mistakes. So it is applied only to what mu adds to the linear
+        prediction, and only up to a limit; the linear prediction itself is known at any level.
         """
         if self._predictor is None:
             m = self.laplacian.to_spectrum(self.skip(network, u_k, k))
@@ -291,13 +295,13 @@ class InverseHeat(Diagonal):
         return self.laplacian.decay(t[k] - t[j], like)
 
     def sigma_at(self, k: Tensor, like: Tensor) -> Tensor:
-        """The same at every level but 0, where the last step leaves no noise."""
+        """sigma at every level except 0, because the last step leaves no noise."""
         return rows(self.sigma * (k > 0), like)
 
     def slope(self, i: Tensor, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
-        """Half the ratio of the steps, times alpha_j / alpha_k up to a limit; none in the first step and the last.
+        """Half the ratio of the steps, times alpha_j / alpha_k up to a limit; 0 in the first step and in the last.
 
-        Steps are counted in levels, that is, in log t: over that, predictions change evenly.
+        Steps are measured in levels, that is, in log t, over which predictions change evenly.
         """
         t = self._t.like(like)
         ahead = torch.where((i > k) & (j > 0), (k - j) / (i - k).clamp_min(1) / 2, 0.0)
@@ -311,11 +315,11 @@ class InverseHeat(Diagonal):
     # Where it starts
 
     def start(self, noise: SeededNoise | InterpolatedNoise) -> Tensor:
-        """u_K = F(t_K) u_0 + noise, u_0 a training image of each row's own choice."""
+        """u_K = F(t_K) u_0 + noise, where each row chooses its own training image u_0."""
         return self.near(noise.choice(len(self.prior)), noise(self.K + 1))
 
     def near(self, index: Tensor, eps: Tensor) -> Tensor:
-        """The same with u_0 the training images of the given numbers."""
+        """The same, where u_0 are the training images with the given numbers."""
         return self.prior.near(index, eps, self.start_noise)
 
     def between(self, one: SeededNoise, other: SeededNoise, weight: Tensor) -> Tensor:
@@ -324,7 +328,7 @@ class InverseHeat(Diagonal):
         return torch.lerp(start, end, rows(weight, start))
 
     def guided(self, hold: Hold) -> InverseHeat:
-        """The same, held to something at every step."""
+        """The same process, with its predictions corrected by `hold` at every step."""
         return replace(self, hold=hold)
 
     def bounding(self, **options: Any) -> HeatBound:
@@ -348,8 +352,8 @@ class InverseHeat(Diagonal):
             found.append("warning: without noise (process.sigma=0) the reverse process is unstable (App. C.5)")
         if widest < domain.longest / 2:
             found.append(
-                f"note: at the widest blur, {widest:g} {unit}, what is {domain.longest:g} {unit} long is not blank "
-                f"yet; the paper blurs by half the size or more: --set process.sigma_B_max=auto"
+                f"note: the widest blur, {widest:g} {unit}, does not blank data that are {domain.longest:g} {unit} "
+                f"long; the paper blurs by half the size or more: --set process.sigma_B_max=auto"
             )
         return found
 
@@ -367,27 +371,29 @@ class InverseHeat(Diagonal):
 
 
 def as_published(settings: Any) -> bool:
-    """Whether it is the process of the authors' code: the heat equation, and a network that adds to the image."""
+    """Whether it is the process of the authors' code: the heat equation, and a network whose output is added to u_k."""
     return isinstance(settings, HeatSettings) and (settings.skip, settings.blur) == ("identity", "heat")
 
 
 def _filter(domain: Domain) -> GaussianFilter:
     if not isinstance(domain.laplacian, GridLaplacian):
-        raise UsageError(f"a Gaussian filter (process.blur=gaussian) is for grids, not for {domain.kind}")
+        raise UsageError(
+            f"a Gaussian filter (process.blur=gaussian) is for grids, not for {domain.kind}; use process.blur=heat"
+        )
     return GaussianFilter(domain.grid)
 
 
 def _check_sampler(sampling: HeatSampling, K: int, sigma: float, heat: bool) -> None:
-    """Refuse samplers that the process does not allow."""
+    """Refuse a sampler that does not work with the process."""
     if sampling.sampler == "paper" and (sampling.steps or K) < K:
         raise UsageError(
             f"the paper's steps go from each level to the next, {K} in all: leave out --steps "
-            f"(--set sampling.steps=auto), or for {sampling.steps} take exact ones "
-            f"(--sampler exact, --set sampling.sampler=exact)"
+            f"(or --set sampling.steps=auto), or take {sampling.steps} exact steps "
+            f"(--sampler exact, or --set sampling.sampler=exact)"
         )
     if sampling.sampler == "exact" and (sigma < LEAST_SIGMA or not heat):
         why = "noise (process.sigma of 1e-6 or more)" if heat else "the heat equation (process.blur=heat)"
         raise UsageError(
             f"exact steps need {why}; "
-            f"take the paper's (--sampler paper, or --set sampling.sampler=paper sampling.steps=auto)"
+            f"take the paper's steps (--sampler paper, or --set sampling.sampler=paper sampling.steps=auto)"
         )

@@ -10,21 +10,21 @@ from ihdm.constant import Constant, rows
 from ihdm.processes.spectrum import Spectrum, rotate
 from ihdm.schedule import Schedule
 
-LEAST_SIGMA = 1e-6  # less noise, and linear prediction, exact steps and bounds divide by nothing in float32
-TINY = 1e-12  # of images that are all alike nothing is left to predict
+LEAST_SIGMA = 1e-6  # with less noise, linear prediction, exact steps and bounds would divide by zero in float32
+TINY = 1e-12  # least error of prediction: if all images are alike, there is none
 
 
 class LinearPredictor:
     """E[F(t_j) u_0 | u_k] if the cosine coefficients, along the principal colour axes, are independent and normal.
 
-    With m and P the data set's mean and power, E_k = exp(t_k eigenvalue), each coefficient is predicted as
+    With the data set's mean m and power P, and E_k = exp(t_k eigenvalue), each coefficient is predicted as
     E_j m + G (u_hat_k - E_k m), G = P E_j E_k / (P E_k^2 + sigma^2), with the variance
     P E_j^2 sigma^2 / (P E_k^2 + sigma^2).
     """
 
     def __init__(self, laplacian: Laplacian, schedule: Schedule, sigma: float, spectrum: Spectrum):
         if sigma <= 0:
-            raise ValueError("linear prediction needs noise (sigma > 0); without it use process.skip=identity")
+            raise ValueError("linear prediction needs noise (sigma > 0); without noise, use process.skip=identity")
         self.laplacian, self.sigma, self.spectrum = laplacian, sigma, spectrum
         self._t = Constant(schedule.t)
         self._mean, self._axes, self._power = map(Constant, (spectrum.mean, spectrum.axes, spectrum.power))
@@ -37,19 +37,19 @@ class LinearPredictor:
         return self.along_axes(u_hat_k - self.decay(k, u_hat_k) * self._mean.like(u_hat_k))
 
     def predict(self, deviation: Tensor, k: Tensor, j: Tensor) -> Tensor:
-        """How far those of level j are then, along the colour axes."""
+        """The deviation to expect at level j, from that at level k; both along the colour axes."""
         coarse, fine, power = self.decay(k, deviation), self.decay(j, deviation), self._power.like(deviation)
         return power * fine * coarse / (power * coarse.square() + self.sigma**2) * deviation
 
     def variance(self, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
-        """Of the coefficients of level j around their prediction from level k, along the colour axes."""
+        """The variance of coefficients of level j around their prediction from level k, along the colour axes."""
         power = self._power.like(like)
         return (
             power * (self.decay(j, like) * self.sigma).square() / (power * self.decay(k, like).square() + self.sigma**2)
         )
 
     def coefficients(self, deviation: Tensor, j: Tensor) -> Tensor:
-        """The coefficients at level j that are so far from the mean: the reverse of `deviation`."""
+        """The coefficients at level j with this deviation from the mean: the reverse of `deviation`."""
         return self.decay(j, deviation) * self._mean.like(deviation) + rotate(deviation, self._axes.like(deviation).mT)
 
     def along_axes(self, u_hat: Tensor) -> Tensor:
@@ -60,16 +60,16 @@ class LinearPredictor:
         return self.laplacian.decay(self._t.like(like)[k], like)
 
     def rms_error(self, k: Tensor, like: Tensor) -> Tensor:
-        """c_k, the root mean square error of predicting level k - 1, to go with `like`."""
+        """c_k, the root mean square error of predicting level k - 1; broadcasts with `like`."""
         return rows(self._c.like(like)[k].clamp_min(TINY), like)
 
     def scaled(self, u_k: Tensor, k: Tensor) -> Tensor:
-        """How far states are from the mean of their level, in units of what they usually are."""
+        """How far states are from the mean of their level, in units of the usual distance there."""
         u_hat = self.laplacian.to_spectrum(u_k) - self.decay(k, u_k) * self._mean.like(u_k)
         return self.laplacian.from_spectrum(u_hat) / rows(self._spread.like(u_k)[k], u_k)
 
     def _rms_state(self, t: Tensor) -> float:
-        """The root mean square of P E^2 + sigma^2."""
+        """The usual distance of states from their mean: the square root of the mean of P E^2 + sigma^2."""
         decay = torch.exp(t * self.laplacian.eigenvalues)
         return float((self.spectrum.power * decay.square() + self.sigma**2).mean().sqrt())
 

@@ -1,7 +1,7 @@
-"""Processes of blur and noise whose network predicts the noise: what lies between inverse heat and diffusion.
+"""Processes between inverse heat dissipation and diffusion: blur and noise, and a network that predicts the noise.
 
-Images are blurred in the cosine basis, u_hat_k = c + alpha_k (u_hat_0 - c) + sigma_k eps_hat, with alpha by level and
-frequency and sigma by level, both of which grow together; c is what is left of an image at the end.
+In the cosine basis u_hat_k = c + alpha_k (u_hat_0 - c) + sigma_k eps_hat, where alpha depends on level and frequency
+and sigma on the level. Blur and noise grow together; c is what is left of an image at the end.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ihdm.processes.diagonal_bound import DiagonalBound, nothing_to_choose
 from ihdm.processes.process import Batches, Network, fitting
 from ihdm.processes.spectrum import SPECTRUM_MOST, Spectrum, rotate
 
-MOST_AHEAD = math.e  # that a change of the prediction is amplified by in second order
-FLOOR = 0.001  # what blur leaves of any frequency, so that nothing is divided by nothing
+MOST_AHEAD = math.e  # the most by which second order amplifies a change of the prediction
+FLOOR = 0.001  # the least that blur leaves of any frequency, so that there is no division by zero
 
 Skip = Literal["plain", "linear"]
 
 
 class NoisePredicting(Diagonal):
-    """A process that is known by its tables of alpha, (K + 1, *grid), and sigma, (K + 1,).
+    """A process defined by its tables of alpha, (K + 1, *grid), and sigma, (K + 1,).
 
-    With the linear skip the network's answer is added to the best linear prediction of eps, in units of what that
-    leaves open, sqrt(P alpha^2 / (P alpha^2 + sigma^2)) for a coefficient of power P. Where a frequency is noise and
-    nothing else, eps is then known without a network: its mistakes there would be carried on and grow.
+    With the linear skip the network's answer is added to the best linear prediction of eps, in units of the error of
+    that prediction, sqrt(P alpha^2 / (P alpha^2 + sigma^2)) for a coefficient of power P. Where a frequency is nothing
+    but noise, eps is then known without the network, whose mistakes there would be carried along and grow.
     """
 
     Sampling = EtaSteps
@@ -75,12 +75,12 @@ class NoisePredicting(Diagonal):
         axes, power = self._axes.like(u_k), self._power.like(u_k)
         deviation = rotate(u_hat_k - self.mean_of(self._mean.like(u_k)[None], k), axes)
         signal = power * self.alpha_at(k, u_k).square()
-        share = signal / (signal + sigma.square())  # of the variance: the signal's
+        share = signal / (signal + sigma.square())  # the signal's share of the variance
         eps = (1 - share) * deviation / sigma + share.sqrt() * rotate(answer, axes)
         return rotate(eps, axes.mT)
 
     def answer(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
-        """The network's, in the spectrum. It sees x_k = 2 u_k - 1, made smaller where the noise is large."""
+        """The network's answer, in the spectrum. It sees x_k = 2 u_k - 1, scaled down where the noise is large."""
         seen = (2 * u_k - 1) / (2 * self.sigma_at(k, u_k)).clamp_min(1)
         return self.basis.to_spectrum(network(seen, k.expand(u_k.shape[0])))
 
@@ -91,13 +91,13 @@ class NoisePredicting(Diagonal):
     # Back
 
     def predict(self, network: Network, u_k: Tensor, u_hat_k: Tensor, k: Tensor, j: Tensor) -> Tensor:
-        """m_j, for the image that follows from the noise that the network sees."""
+        """m_j, from the image that the predicted noise implies."""
         signal = u_hat_k - self.sigma_at(k, u_k) * self.noise_of(network, u_k, u_hat_k, k)
         centre = self.centre_like(u_hat_k)
         return centre + (signal - centre) / self.ratio(k, j, u_k)
 
     def slope(self, i: Tensor, k: Tensor, j: Tensor, like: Tensor) -> Tensor:
-        """As ever, but alpha_j / alpha_k only up to a limit: beyond, mistakes of the prediction would be amplified."""
+        """As in `Diagonal`, but with alpha_j / alpha_k limited: more would amplify mistakes of the prediction."""
         ratio = self.ratio(k, j, like)
         return super().slope(i, k, j, like) * ratio * ratio.reciprocal().clamp_max(MOST_AHEAD)
 
@@ -130,7 +130,7 @@ def measured(laplacian: Laplacian, skip: Skip, batches: Batches) -> Spectrum | N
 def kept(
     state: Mapping[str, Tensor], skip: Skip, shape: tuple[int, ...], **others: tuple[int | None, ...]
 ) -> Spectrum | None:
-    """The spectrum as it was saved; ValueError if the state has not what it should have."""
+    """The spectrum as it was saved; ValueError if the state does not have exactly the expected tensors."""
     shapes = Spectrum.shapes(shape) if skip == "linear" else {}
     fitting(state, shapes | {name.replace("_", ".", 1): form for name, form in others.items()})
     return Spectrum.from_state(state) if shapes else None

@@ -1,7 +1,7 @@
 """What a process is: how images are destroyed, and how a network is used to make them again.
 
 A process is one file: a subclass of `Process` with its settings beside it, and a line in the registry
-(docs/your-own-process.md). What not every process can do is a protocol of its own.
+(docs/your-own-process.md). Each ability that not every process has is a protocol.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from ihdm.restoration import Hold
     from ihdm.schedule import Schedule
 
-Network = Callable[[Tensor, Tensor], Tensor]  # of a state and its levels; whatever else it is told, it has been told
-Batches = Callable[[int | None, str], Iterable[Tensor]]  # training images in [0, 1]: at most so many; doing what
+Network = Callable[[Tensor, Tensor], Tensor]  # takes states and their levels; a condition has already been given to it
+Batches = Callable[[int | None, str], Iterable[Tensor]]  # at most so many training images in [0, 1]; what for, in words
 
 
 @dataclass(frozen=True)
 class Steps:
-    """How to sample, for processes that leave no more to choose than the number of steps."""
+    """How to sample, for processes in which only the number of steps can be chosen."""
 
     steps: int | None = setting(
         None, "steps from blank to sharp, at most one per level; auto: one per level", least=1, most=100_000
@@ -44,25 +44,25 @@ class Steps:
 
 
 class Process(ABC):
-    """Levels 0..K, 0 the image and K the blank; q(u_k | u_0), and steps from level k to any level j < k.
+    """Levels 0..K, from the image (0) to the blank (K); q(u_k | u_0), and steps from level k to any level j < k.
 
-    Tensors are (B, C, *grid), images in [0, 1]. Levels are (B,), one for each sample; in `step` one for all will do.
+    States are (B, C, *grid), with images in [0, 1]. Levels are (B,), one per sample; `step` also takes one for all.
     """
 
     Settings: ClassVar[type]
     Sampling: ClassVar[type] = Steps
     title: ClassVar[str] = "a process"  # in the middle of a sentence
-    grown: ClassVar[str] = "made step by step"  # what images are
-    method: ClassVar[str] = ""  # whom to cite
-    noisy: ClassVar[bool] = True  # whether steps take noise, unless a setting says how much
-    samplers: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # those to choose from, with settings of one alone
+    grown: ClassVar[str] = "made step by step"  # said of its images
+    method: ClassVar[str] = ""  # what to cite
+    noisy: ClassVar[bool] = True  # whether steps take noise, if no setting says how much
+    samplers: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # those to choose from, each with the settings only it has
 
     K: int
     sampling: Any
 
     @classmethod  # noqa: B027 -- there may be nothing to refuse
     def check(cls, settings: Any, sampling: Any) -> None:
-        """Refuse settings that are possible one by one but not together."""
+        """Refuse settings that are valid one by one but not together."""
 
     @classmethod
     def from_images(cls, settings: Any, sampling: Any, domain: Domain, batches: Batches) -> Self:
@@ -86,16 +86,16 @@ class Process(ABC):
 
     @classmethod
     def remarks(cls, settings: Any, domain: Domain) -> list[str]:
-        """What to bear in mind before training on such data."""
+        """Notes and warnings to show before training on such data."""
         return []
 
     @classmethod
     def predicts_alone(cls, settings: Any) -> bool:
-        """Whether it predicts coefficients of which the network says nothing as well as can be from noise."""
+        """Whether, without the network, it predicts coefficients that are only noise as well as is possible."""
         return getattr(settings, "skip", None) == "linear"
 
     def signal_to_noise(self, k: int) -> Tensor | None:
-        """alpha_k^2 P / sigma_k^2 of each coefficient, (*grid), the largest of all channels; None: it is not known."""
+        """alpha_k^2 P / sigma_k^2 of each coefficient, (*grid), the largest over the channels; None if unknown."""
         return None
 
     def facts(self) -> dict[str, str]:
@@ -103,7 +103,7 @@ class Process(ABC):
         return {}
 
     def with_sampling(self, **changes: Any) -> Self:
-        """The same, sampled in another way; settings that it does not have are refused."""
+        """The same process, sampled in another way; settings that it does not have are refused."""
         if not changes:
             return self
         sampling = updated(self.sampling, self.with_sampler(changes), "sampling.", f"sampling by {self.title}")
@@ -111,11 +111,11 @@ class Process(ABC):
             raise UsageError(f"sampling takes at most {self.K} steps, one for each level, not {sampling.steps}")
         other = copy.copy(self)
         object.__setattr__(other, "sampling", sampling)
-        other.levels()  # refuses what cannot be
+        other.levels()  # refuses impossible settings
         return other
 
     def with_sampler(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """The changes with the sampler that they mean: settings of one alone choose it, unless another is named."""
+        """The changes with the sampler that they imply: a setting that only one sampler has chooses that sampler."""
         if not self.samplers or not changes:
             return changes
         implied = [sampler for sampler, own in self.samplers.items() if set(own) & set(changes)]
@@ -123,20 +123,20 @@ class Process(ABC):
         for other in implied:
             if other != sampler:
                 names = ", ".join(name for name in self.samplers[other] if name in changes)
-                raise UsageError(f"{names} is for the sampler {other!r}, and this is {sampler!r}")
+                raise UsageError(f"{names} is for the sampler {other!r}, not for {sampler!r}")
         return changes | {"sampler": sampler}
 
     def levels(self, top: int | None = None) -> list[int]:
-        """The levels of a chain from `top` (K unless told) to 0, both included: as even as they can be."""
+        """The levels of a chain from `top` (default K) to 0, both included, as evenly spaced as possible."""
         top, steps = self.K if top is None else top, self.sampling.steps
         if not 0 <= top <= self.K:
             raise UsageError(f"the model has levels 0 to {self.K}, not {top}")
         return evenly(top, 0, top if steps is None else min(steps, top))
 
     def draw(self, shape: Sequence[int], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """A level (B,) and standard normal noise eps for each of a batch of images of a shape (B, C, *grid).
+        """A level, (B,), and standard normal noise eps for each image of a batch of shape (B, C, *grid).
 
-        Every level is uniform on 1..K; within a batch they are evenly spread, which makes the mean loss less noisy.
+        Each level is uniform on 1..K; within a batch they are evenly spread, which makes the mean loss less noisy.
         """
         start = torch.rand((), generator=generator, device=generator.device)
         spread = torch.arange(shape[0], device=generator.device) / shape[0]
@@ -149,7 +149,7 @@ class Process(ABC):
 
     @abstractmethod
     def loss(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
-        """What training makes small, one number for each image."""
+        """What training minimises, one number for each image."""
 
     @abstractmethod
     def step(self, network: Network, u_k: Tensor, k: Tensor, j: Tensor, eps: Tensor) -> Tensor:
@@ -157,14 +157,14 @@ class Process(ABC):
 
     @abstractmethod
     def start(self, noise: SeededNoise | InterpolatedNoise) -> Tensor:
-        """u_K, drawn from the prior; `noise.choice` for what is picked, `noise(K + 1)` for its noise."""
+        """u_K, drawn from the prior: `noise.choice` picks whatever is to be picked, `noise(K + 1)` is its noise."""
 
     def between(self, one: SeededNoise, other: SeededNoise, weight: Tensor) -> Tensor:
         """u_K from one start (weight 0) to another (weight 1)."""
         return self.start(InterpolatedNoise(one, other, weight))
 
     def begin(self, u: Tensor) -> Tensor:
-        """What goes along a chain that starts in u: u alone, unless steps remember the one before."""
+        """What is passed along a chain that starts at u: u alone, unless steps use the one before."""
         return u
 
     def advance(self, network: Network, state: Tensor, k: Tensor, j: Tensor, i: Tensor, eps: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ class Process(ABC):
         return self.step(network, state, k, j, eps)
 
     def shown(self, state: Tensor) -> Tensor:
-        """u of what goes along a chain."""
+        """u, from what is passed along a chain."""
         return state
 
     def level_words(self, k: int) -> str:
@@ -180,7 +180,7 @@ class Process(ABC):
         return f"level {k} of {self.K}"
 
     def sampling_words(self) -> str:
-        """How samples are made."""
+        """How samples are made, in words."""
         others = {name: value for name, value in as_tree(self.sampling).items() if name != "steps"}
         return ", ".join([f"{len(self.levels()) - 1} steps", *(f"{name} {value}" for name, value in others.items())])
 
@@ -194,7 +194,7 @@ class Bounded(Protocol):
 
 @runtime_checkable
 class Restoring(Protocol):
-    """A process of blur that can begin at a blurred image and be held to it."""
+    """A process of blur that can start from a blurred image and be held to it."""
 
     laplacian: Laplacian
     schedule: Schedule
@@ -202,7 +202,7 @@ class Restoring(Protocol):
     spectra: tuple[Spectrum, ...]
 
     restored_by: dict[str, Any]  # how to sample when restoring, unless told otherwise
-    judged_by: dict[str, Any]  # how to restore quickly, to judge a blur by what comes out
+    judged_by: dict[str, Any]  # how to restore quickly, to judge a blur by the result
 
     @property
     def start_noise(self) -> float: ...
@@ -210,7 +210,7 @@ class Restoring(Protocol):
     def guided(self, hold: Hold) -> Process: ...
 
     def surprise(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
-        """How much worse than it could be the network predicts each image from level k, a term of its bound."""
+        """How badly the network predicts each image from level k: the term of that level in the image's bound."""
         ...
 
 
@@ -224,14 +224,14 @@ class FromImages(Protocol):
 
 
 def bounded(process: Process) -> Bounded:
-    """The process, if it bounds likelihoods; else a refusal in words."""
+    """The process, if it bounds likelihoods; otherwise a UsageError."""
     if not isinstance(process, Bounded):
         raise UsageError(f"{process.title} has no likelihood")
     return process
 
 
 def restoring(process: Process) -> Restoring:
-    """The process, if it can restore images; else a refusal in words."""
+    """The process, if it can restore images; otherwise a UsageError."""
     if not isinstance(process, Restoring):
         raise UsageError(f"{process.title} cannot restore images")
     if not process.spectra:
@@ -240,12 +240,12 @@ def restoring(process: Process) -> Restoring:
 
 
 def evenly(top: int, bottom: int, steps: int) -> list[int]:
-    """Levels from one to another, both included, as even as they can be."""
+    """Levels from one to another, both included, as evenly spaced as possible."""
     return [top - round(n * (top - bottom) / steps) for n in range(steps)] + [bottom]
 
 
 def fitting(state: Mapping[str, Tensor], expected: Mapping[str, tuple[int | None, ...]]) -> None:
-    """Refuse a state that has not exactly the expected tensors, of floating point; None in a shape is any number."""
+    """Refuse a state that does not have exactly the expected floating-point tensors; None in a shape is any number."""
     for name in expected:
         if name not in state:
             raise ValueError(f"{name} is missing")
@@ -258,4 +258,6 @@ def fitting(state: Mapping[str, Tensor], expected: Mapping[str, tuple[int | None
             raise ValueError(f"{name} has values that are not numbers")
         if wrong or not tensor.is_floating_point():
             words = "x".join("any" if n is None else str(n) for n in shape)
-            raise ValueError(f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, not of {words}")
+            raise ValueError(
+                f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}, not floating point of shape {words}"
+            )

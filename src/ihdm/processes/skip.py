@@ -1,4 +1,4 @@
-"""How the reverse mean mu is made of the network's output: what the network does not have to learn."""
+"""How the reverse mean mu is made from the network's output: what the network does not have to learn."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ihdm.processes.process import Network
 
 
 class Skip(Protocol):
-    """mu(u_k, k) from a network, and what its errors count in training."""
+    """mu(u_k, k) from a network, and how its errors count in training."""
 
     def __call__(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor: ...
 
     def beyond(self, network: Network, u_k: Tensor, k: Tensor, linear: LinearPredictor, deviation: Tensor) -> Tensor:
-        """What mu has beyond the linear prediction of level k - 1, in the spectrum; deviation: that of u_k there."""
+        """What mu adds to the linear prediction of level k - 1, along the colour axes; deviation: that of u_k there."""
         ...
 
     def counted(self, errors: Tensor, k: Tensor) -> Tensor:
-        """Those of each sample, (B,)."""
+        """The loss of each sample, (B,), from its errors."""
         ...
 
 
@@ -43,8 +43,8 @@ class IdentitySkip:
 class LinearSkip:
     """mu = the best linear prediction of level k - 1 + its rms error c_k x f(u_k, k).
 
-    scaled: f sees how far u_k is from its mean, in units of what is usual at level k, instead of u_k itself; and errors
-    are counted in units of c_k, as the mean over pixels, so that all levels count alike.
+    scaled: f sees how far u_k is from its mean, in units of what is usual at level k, instead of u_k itself, and errors
+    are counted in units of c_k and averaged over pixels, so that all levels count alike.
     """
 
     predictor: LinearPredictor
@@ -74,5 +74,5 @@ class LinearSkip:
 
 
 def squares(errors: Tensor) -> Tensor:
-    """Summed over pixels, for each sample."""
+    """The squared errors of each sample, summed over pixels."""
     return errors.square().flatten(1).sum(1)

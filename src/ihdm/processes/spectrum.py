@@ -1,4 +1,4 @@
-"""Second-order statistics of a data set: all that a linear predictor can know of it."""
+"""Second-order statistics of a data set: all that a linear predictor can know about it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 from ihdm.basis import Laplacian
 from ihdm.prior import Prior
 
-LEAST_DECAY = 1e-3  # of coefficients that can be had back from the prior's float32
-OF_SPECTRUM = "spectrum."  # what the names of its tensors begin with, in the state of a process
-SPECTRUM_MOST = 20_000  # images to measure it on: its power is then known to one percent
-FACTORS = tuple(4.0**-i for i in range(5))  # of power, in units of 1 / frequency^2, in radians per pixel
+LEAST_DECAY = 1e-3  # coefficients of which less is left cannot be recovered from the prior's float32
+OF_SPECTRUM = "spectrum."  # with which the names of its tensors begin in the state of a process
+SPECTRUM_MOST = 20_000  # images to measure it on, which give its power to one percent
+FACTORS = tuple(4.0**-i for i in range(5))  # guesses of the power, in units of 1 / frequency^2, in radians per pixel
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Spectrum:
 
     @classmethod
     def shapes(cls, shape: tuple[int, ...]) -> dict[str, tuple[int | None, ...]]:
-        """Of the tensors of its state, for images of a shape (C, *grid)."""
+        """The shapes of the tensors in its state, for images of a shape (C, *grid)."""
         return {f"{OF_SPECTRUM}mean": shape, f"{OF_SPECTRUM}axes": shape[:1] * 2, f"{OF_SPECTRUM}power": shape}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> Spectrum:
-        """As `state` gave it."""
+        """From what `state` returned."""
         return cls(*(state[OF_SPECTRUM + name].double() for name in ("mean", "axes", "power")))
 
     def signal_to_noise(self, alpha: Tensor, sigma: float) -> Tensor:
@@ -64,17 +64,17 @@ class Spectrum:
 
 
 def guesses(prior: Prior) -> list[Spectrum]:
-    """What the spectrum of a data set may be if nothing of it is known but the prior.
+    """Several guesses of the spectrum of a data set of which only the prior is known.
 
-    The prior holds the lowest coefficients of the blurred training images. All others are taken to have the mean 0 and
-    a power that falls with the square of the frequency, as in natural images (App. A.5), times several factors.
+    The prior holds the lowest coefficients of the blurred training images. All others are assumed to have mean 0 and a
+    power that falls with the square of the frequency, as in natural images (App. A.5), times one of several factors.
     """
     laplacian, channels = prior.laplacian, prior.coefficients.shape[1]
     decay = torch.exp(prior.t_K * laplacian.eigenvalues)
     known = prior.kept & (decay > LEAST_DECAY)
     u_hat = prior.coefficients.cpu().double()[..., known[prior.kept]] / decay[known]
     mean, power = torch.zeros(2, channels, *laplacian.grid, dtype=torch.float64)
-    power -= 1 / laplacian.eigenvalues.clamp_max(-((math.pi / laplacian.side) ** 2))  # brightness as the lowest
+    power -= 1 / laplacian.eigenvalues.clamp_max(-((math.pi / laplacian.side) ** 2))  # brightness: that of the lowest
     mean[:, known], axes = u_hat.mean(0), torch.eye(channels, dtype=torch.float64)
     variance = u_hat.var(0, correction=0)
     return [Spectrum(mean, axes, (factor * power).masked_scatter(known, variance)) for factor in FACTORS]

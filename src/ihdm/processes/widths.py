@@ -1,4 +1,4 @@
-"""Settings of how much is blurred, which several processes have."""
+"""The blur widths of levels: settings that several processes share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ihdm.schedule import Schedule
 
 
 class BlurWidths:
-    """K levels, from sigma_B_min pixels at level 1 to sigma_B_max at level K; None: by the size of images."""
+    """K levels, from sigma_B_min pixels at level 1 to sigma_B_max at level K; None: chosen by the size of images."""
 
     K: int
     sigma_B_min: float
@@ -26,7 +26,7 @@ class BlurWidths:
         widest = self.sigma_B_max or 0.75 * laplacian.side
         if widest <= self.sigma_B_min:
             raise UsageError(
-                f"process.sigma_B_max is {widest:g} for data of {laplacian.grid}, which must be larger than "
+                f"process.sigma_B_max is {widest:g} for data of {laplacian.grid}, but must be larger than "
                 f"process.sigma_B_min ({self.sigma_B_min:g})"
             )
         return Schedule(self.K, widest, self.sigma_B_min)
