@@ -321,7 +321,7 @@ def test_training_that_goes_on_keeps_the_weaker_network(tiny_config, tiny_images
     assert all(tensor.equal(expected[name]) for name, tensor in found.guide.state_dict().items())
     (tmp_path / "model" / GUIDE).write_bytes(b"nothing")
     Trainer(tiny_config.with_settings(["trainer.steps=10"]), tiny_images, tmp_path).train()
-    assert "without a weaker network" in capsys.readouterr().err
+    assert "written without its weaker network" in capsys.readouterr().err
     assert Model.from_pretrained(tmp_path).guide is None
 
 

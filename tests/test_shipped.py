@@ -35,7 +35,7 @@ def test_a_folder_of_ones_own_comes_first_but_one_that_is_no_model_does_not(tmp_
     again = Model.from_pretrained("mnist")
     for name, tensor in model.network.state_dict().items():
         assert again.network.state_dict()[name].equal(tensor)
-    with pytest.raises(IhdmError, match="here already"):
+    with pytest.raises(IhdmError, match=r"use one that comes with ihdm .*mnist-ready"):
         locate("mnits")
 
 

@@ -61,9 +61,9 @@ class HowToSample:
     steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None
     """number of steps, for exact steps and diffusion; default: the model's"""
     eta: Annotated[float | None, arg(metavar="0..1", help_behavior_hint="")] = None
-    """fresh noise in exact steps and diffusion: 1 the posterior's, 0 none; default: the model's"""
+    """fresh noise in exact steps and diffusion: 1 as in the posterior, 0 none; default: the model's"""
     order: Annotated[int | None, arg(metavar="1|2", help_behavior_hint="")] = None
-    """2: each step also uses the one before, better with few steps; default: the model's"""
+    """2: each step also uses the one before, which is better with few steps; default: the model's"""
     delta_ratio: Annotated[float | None, arg(metavar="RATIO", help_behavior_hint="")] = None
     """noise of the paper's steps, in units of sigma: more adds detail, then noise; default: the model's"""
 
