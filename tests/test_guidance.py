@@ -259,7 +259,7 @@ def test_guide_adds_a_network_to_a_folder(model, weaker, tmp_path, capsys, monke
     names = {path.name for path in (tmp_path / "run/model").iterdir()}
     assert names == {"README.md", "config.json", "model.safetensors", "prior.safetensors", GUIDE, "mine.txt"}
     assert "guidance" in said(["info", "run"], capsys)
-    assert "a model folder of your own" in refusal(["guide", "mnist-ready", "weak"], capsys)
+    assert "a model or run folder of your own" in refusal(["guide", "mnist-ready", "weak"], capsys)
     assert "process.K=50 instead of 10" in refusal(["guide", "run", "mnist-ready"], capsys)
     assert "guidance is a number from 0" in refusal(["guide", "run", "weak", "--guidance", "-2"], capsys)
     assert Model.from_pretrained("run").guidance() == 1.25
@@ -271,12 +271,12 @@ def test_an_interrupted_guide_leaves_a_model_and_is_done_again(model, weaker, tm
     model.guided_by(model, 3.0).save_pretrained("strong")
     weaker.save_pretrained("weak")
 
-    def full(path, tensors):
+    def full(path, content):
         path.write_bytes(b"a part")
         raise OSError("no space left")
 
     with monkeypatch.context() as broken, pytest.raises(SystemExit):
-        broken.setattr("ihdm.model_folder.write_tensors", full)
+        broken.setattr("ihdm.verbs.guide.replaced_file", full)
         main(["guide", "strong", "weak"])
     assert "no space left" in capsys.readouterr().err
     assert Model.from_pretrained("strong").sample(2).equal(model.sample(2))
@@ -284,6 +284,35 @@ def test_an_interrupted_guide_leaves_a_model_and_is_done_again(model, weaker, tm
     assert Model.from_pretrained("strong").sample(2).equal(model.guided_by(weaker, 2.0).sample(2))
     said(["guide", "strong", "weak", "--guidance", "3"], capsys)
     assert Model.from_pretrained("strong").guidance() == 3
+
+
+def test_a_weaker_network_can_be_taken_away_even_one_that_nobody_knows(model, weaker, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model.save_pretrained("run")
+    weaker.save_pretrained("weak")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    for unknown in (False, True):
+        main(["guide", "run", "weak"])
+        if unknown:
+            path = tmp_path / "run" / "config.json"
+            tree = json.loads(path.read_text())
+            tree["guide"]["network"]["kind"] = "of_my_own"
+            path.write_text(json.dumps(tree))
+            with pytest.raises(IhdmError, match="of_my_own"):
+                Model.from_pretrained("run")
+            assert Model.from_pretrained("run", guided=False).guide is None
+        capsys.readouterr()
+        assert said(["guide", "run", "none"], capsys) == "run: no guidance\n"
+        after = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+        after["README.md"] = before["README.md"] if unknown else after["README.md"]  # it might be somebody's own
+        assert after == before
+
+
+def test_the_same_network_is_no_weaker_one(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model.save_pretrained("strong")
+    assert "has the same weights" in refusal(["guide", "strong", "strong"], capsys)
+    assert Model.from_pretrained("strong").guide is None
 
 
 def test_what_is_unlikely_to_be_meant_is_said(model, weaker, tmp_path, capsys, monkeypatch):

@@ -19,6 +19,8 @@ from ihdm import checkpoint, disk, packing
 from ihdm.cli import main
 from ihdm.disk import seal
 from ihdm.errors import IhdmError, UsageError
+from ihdm.model import Model
+from ihdm.model_folder import READER, ModelConfig
 from ihdm.trainer import Trainer
 
 
@@ -46,6 +48,25 @@ def test_a_run_that_was_moved_goes_on_as_if_it_had_stayed(run, tiny_config, tiny
     assert ends[0] == ends[1]
     models = [contents(tmp_path / folder / "model") for folder in ("run", "moved")]
     assert models[0] == models[1]
+
+
+def test_what_other_commands_added_to_the_model_moves_too(run, tiny_config, tiny_images, tmp_path, capsys):
+    smaller = tiny_config.with_settings(["network.channels=8", "network.multipliers=1,1"])
+    weaker = Model.from_images(ModelConfig.of(smaller, tiny_images.shape), tiny_images.train)
+    Model.from_pretrained(run).guided_by(weaker, 1.75).save_pretrained(run / "model")
+    (run / "model" / READER).write_bytes(b"what reads widths")
+    main(["pack", str(run), str(tmp_path / "pack")])
+    main(["unpack", str(tmp_path / "pack"), str(tmp_path / "moved")])
+    assert sorted(contents(tmp_path / "moved" / "model")) == ["config.json", "guide.safetensors", READER]
+    with pytest.raises(IhdmError, match="is missing: the training command of its run writes it"):
+        Model.from_pretrained(tmp_path / "moved")
+    Trainer(tiny_config.with_settings(["trainer.decay=0"]), tiny_images, tmp_path / "moved").train()
+    assert (tmp_path / "moved" / "model" / READER).read_bytes() == b"what reads widths"
+    (tmp_path / "moved" / "model" / READER).unlink()
+    found = Model.from_pretrained(tmp_path / "moved")
+    assert found.guidance() == 1.75 and found.config.steps == tiny_config.trainer.steps
+    expected = weaker.network.state_dict()
+    assert all(tensor.equal(expected[name]) for name, tensor in found.guide.state_dict().items())
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))

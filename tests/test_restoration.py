@@ -22,7 +22,7 @@ from ihdm.heat import GridLaplacian
 from ihdm.judgement import ALLOWED, vertex
 from ihdm.metrics.fidelity import psnr, ssim
 from ihdm.model import Model
-from ihdm.model_folder import FAMILIAR, READER, ModelConfig, read_calibrated, shipped
+from ihdm.model_folder import CONFIG, FAMILIAR, READER, ModelConfig, read_calibrated, shipped
 from ihdm.pixels import to_bytes, to_unit
 from ihdm.processes import InverseHeat, LinearPredictor, LinearSkip, Spectrum
 from ihdm.processes.inverse_heat import HeatSampling
@@ -37,9 +37,11 @@ from ihdm.restoration import (
     observation,
     observe,
 )
+from ihdm.run import locked
 from ihdm.sampler import chain, last, reverse_step
 from ihdm.schedule import Schedule
 from ihdm.studies.strangers import by_pillow, by_scipy
+from ihdm.trainer import Trainer
 
 GRID = (16, 12)
 LAPLACIAN = GridLaplacian(GRID)
@@ -487,6 +489,17 @@ def test_pictures_that_the_model_does_not_know_are_told_from_those_that_it_does(
         assert found.unusual and not found.inverted
 
 
+def test_only_a_users_own_model_is_calibrated_and_not_while_it_is_trained(tiny_config, tiny_images, tmp_path, capsys):
+    run = tmp_path / "run"
+    Trainer(tiny_config, tiny_images, run).train()
+    before = (shipped()["mnist-ready"] / FAMILIAR).read_bytes()
+    for name, words in (("mnist-ready", "a model or run folder of your own"), (str(run), "another process is working")):
+        with pytest.raises(SystemExit, match="2"), locked(run):
+            main(["calibrate", name, "--data", "digits", "--n", "40", "--width-steps", "0"])
+        assert words in capsys.readouterr().err
+    assert (shipped()["mnist-ready"] / FAMILIAR).read_bytes() == before
+
+
 def test_a_model_is_calibrated_by_a_command_and_says_what_it_does_not_know(shapes_model, shapes, tmp_path, capsys):
     if shapes_model.config.process.skip != "linear":
         pytest.skip("once is enough")
@@ -506,6 +519,11 @@ def test_a_model_is_calibrated_by_a_command_and_says_what_it_does_not_know(shape
     main([*restore, "--invert"])
     assert "does not look like what the model knows" in capsys.readouterr().out
     assert np.array_equal(np.asarray(Image.open(tmp_path / "out" / "input.png")), 255 - blurred)
+    config = (folder / CONFIG).read_text()
+    (folder / CONFIG).write_text(config.replace('"steps": 0', '"steps": 7'))
+    main(restore)
+    assert "was trained further after it was calibrated" in capsys.readouterr().out
+    (folder / CONFIG).write_text(config)
     whole = load_tensors(folder / FAMILIAR)
     for name, tensor in whole.items():
         for wrong in ({name: tensor[..., :-1]}, {name: tensor * math.nan}, {"other": tensor.clone()}):

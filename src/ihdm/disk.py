@@ -73,10 +73,15 @@ def replaced_folder(path: Path) -> Iterator[Path]:
 
 def replaced_text(path: Path, text: str) -> None:
     """Write a text file; whenever the process dies, the old or the new one is there, whole."""
+    replaced_file(path, text.encode("utf-8", "surrogateescape"))  # for names that are not UTF-8
+
+
+def replaced_file(path: Path, content: bytes) -> None:
+    """Write a file; whenever the process dies, the old or the new one is there, whole."""
     fresh = path.with_name(f".{path.name}.new")
     try:
-        with fresh.open("w", encoding="utf-8", errors="surrogateescape") as file:  # for names that are not UTF-8
-            file.write(text)
+        with fresh.open("wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, path)

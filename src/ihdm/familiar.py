@@ -17,6 +17,7 @@ AXES = 100  # principal directions of the features, at most
 FOR_EACH = 4  # images for each of these directions, at least
 LEAST_SPREAD = 1e-6
 QUANTILES = 101
+STEPS = "steps"  # the name of what is no tensor of the distribution
 UNUSUAL = 0.05  # the share of images held out from training that are called unlike what the model knows
 
 
@@ -53,6 +54,7 @@ class Familiar:
     mean: (2, F), for images restored from blur of level 0, and its change up to level K; spread: (F,); axes: (A, F),
     directions in units of the spread, with their variances; rest: the variance in all other directions; usual: the log
     of squared distances of held-out images at level 0, and its change; quantiles: of these in units of the usual one.
+    steps: of training that the network had; None if a file does not say, as earlier ones.
     """
 
     mean: Tensor
@@ -62,6 +64,7 @@ class Familiar:
     rest: Tensor
     usual: Tensor
     quantiles: Tensor
+    steps: int | None = None
 
     @classmethod
     def calibrated(cls, features: Tensor, levels: Tensor) -> Familiar:
@@ -92,18 +95,25 @@ class Familiar:
         """The share of held-out images that are as unusual as each, or more."""
         return (self.quantiles >= self.distances(features, levels)[:, None]).double().mean(1)
 
+    def is_of(self, steps: int) -> bool:
+        """Whether it belongs to the network after so many steps, as far as is known: others have other features."""
+        return self.steps in (None, steps)
+
     def tensors(self) -> dict[str, Tensor]:
         """The tensors to save; axes in half precision, to which they were rounded before."""
-        kept = {f.name: torch.half if f.name == "axes" else torch.float for f in fields(self)}
-        return {name: getattr(self, name).to(dtype).contiguous() for name, dtype in kept.items()}
+        kept = {name: torch.half if name == "axes" else torch.float for name in _tensor_names()}
+        found = {name: getattr(self, name).to(dtype).contiguous() for name, dtype in kept.items()}
+        return found if self.steps is None else found | {STEPS: torch.tensor([self.steps])}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Familiar:
         """From what `tensors` returned; ValueError if it is something else."""
-        names = [f.name for f in fields(cls)]
-        if sorted(tensors) != sorted(names):
-            raise ValueError(f"it must have exactly {', '.join(names)}")
-        found = cls(**{name: tensor.double() for name, tensor in tensors.items()})
+        names, steps = _tensor_names(), tensors.get(STEPS)
+        if sorted({*tensors} - {STEPS}) != sorted(names):
+            raise ValueError(f"it must have exactly {', '.join(names)}, and may have {STEPS}")
+        if steps is not None and (steps.shape != (1,) or steps.dtype != torch.long):
+            raise ValueError(f"{STEPS} is not a number of steps")
+        found = cls(**{name: tensors[name].double() for name in names}, steps=None if steps is None else int(steps))
         size, count = found.spread.shape[-1:].numel(), found.variances.shape[-1:].numel()
         shapes = (2, size), (size,), (count, size), (count,), (1,), (2,), (QUANTILES,)
         fits = all(getattr(found, name).shape == shape for name, shape in zip(names, shapes))
@@ -112,16 +122,22 @@ class Familiar:
         return found
 
 
+def _tensor_names() -> list[str]:
+    return [f.name for f in fields(Familiar) if f.name != STEPS]
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Whether a model knows such images; inverted: whether it knows the negative.
 
-    share: what part of the images held out from training is as unusual; None if unknown.
+    share: what part of the images held out from training is as unusual; None if unknown. outdated: it is unknown as the
+    network was trained further after the model was calibrated.
     """
 
     share: float | None
     inverted: bool = False
     noun: str = "image"
+    outdated: bool = False
 
     @property
     def unusual(self) -> bool:
@@ -129,6 +145,11 @@ class Verdict:
 
     @property
     def words(self) -> str:
+        if self.outdated:
+            return (
+                f"the model was trained further after it was calibrated, so it cannot say whether it knows such "
+                f"{self.noun}s; run ihdm calibrate again"
+            )
         if self.share is None:
             return f"the model was not calibrated (ihdm calibrate), so it cannot say whether it knows such {self.noun}s"
         as_unusual = f"{self.share:.0%} of the {self.noun}s held out from training are as unusual"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from ihdm.config import KIND, Config, differences
 from ihdm.errors import UsageError
@@ -27,6 +28,16 @@ def check_weaker(ours: ModelConfig, theirs: ModelConfig) -> None:
     if ours.labels.names != theirs.labels.names:
         known = theirs.labels.words if theirs.labels else "none"
         raise UsageError(f"the weaker model must know the same labels, but it knows {known}")
+
+
+def check_other_network(ours: nn.Module, theirs: nn.Module) -> None:
+    """Refuse the same weights, which would double the work and change nothing."""
+    one, two = ours.state_dict(), theirs.state_dict()
+    if one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one):
+        raise UsageError(
+            "the weaker model has the same weights, so guiding away from it changes nothing; give a smaller one, or "
+            "one that was trained for fewer steps"
+        )
 
 
 def check_same_data(ours: Process, theirs: Process) -> None:

@@ -31,6 +31,7 @@ from ihdm.model_folder import (
     ModelConfig,
     loaded_network,
     locate,
+    missing,
     read_calibrated,
     read_config,
     read_guide,
@@ -353,7 +354,7 @@ class Model(nn.Module):
         revision: of the model on the hub. guided: load its weaker network too, if it has one.
         """
         folder = locate(name, revision)
-        config = read_config(folder) if guided else read_config(folder).alone()
+        config = read_config(folder, guided)
         tensors = read_tensors(folder / WEIGHTS)
         network = loaded_network(config, folder / WEIGHTS, tensors)
         state = {name: tensor for name, tensor in tensors.items() if not name.startswith(NETWORK)}
@@ -383,7 +384,7 @@ def _misfit(folder: Path, error: ValueError) -> IhdmError:
     """An error that names the file which the process cannot be made from."""
     path = folder / (PRIOR if str(error).startswith("prior") else WEIGHTS)
     if not path.exists():
-        return IhdmError(f"{folder} is not a complete model folder: {path.name} is missing")
+        return missing(path)
     return IhdmError(f"{path} does not belong to {CONFIG}: {error}")
 
 

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from ihdm.config import RENAMED, Config, read_text, shipped
-from ihdm.disk import expanded, load_tensors
+from ihdm.config import RENAMED, Config, presets, read_text, shipped
+from ihdm.disk import expanded, load_tensors, replaced_file
 from ihdm.domains import Domain, as_domain, domain_kind
 from ihdm.earlier import from_0_1
 from ihdm.errors import IhdmError, UsageError
@@ -34,6 +34,7 @@ MOST_CHANNELS, MOST_PIXELS = 1024, 2**24  # of an image or other data
 FAMILIAR = "familiar.safetensors"  # what familiar images look like to the network, if the model was calibrated
 READER = "widths.safetensors"  # the network that reads blur widths, if the model was calibrated
 GUIDE = "guide.safetensors"  # the weights of a weaker network that samples are guided away from, if there is one
+ADDED = (GUIDE, FAMILIAR, READER)  # by commands other than training
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,6 @@ class ModelConfig:
         parts = config.process, config.sampling, config.network
         return cls(*parts, as_domain(shape), data, labels=labels or Labels())
 
-    def alone(self) -> ModelConfig:
-        """The same without a weaker network."""
-        return replace(self, guide=None, guidance=1.0)
-
     @property
     def shape(self) -> tuple[int, ...]:
         """(C, *grid) of one image or other item of data."""
@@ -88,6 +85,8 @@ def locate(name: str | Path, revision: str | None = None) -> Path:
         raise UsageError(f"only a model on the hub has revisions, and {name} is the folder {here[0]}")
     if here:
         return here[0]
+    if str(name) in presets():
+        raise UsageError(f"{name} is a preset, not a model; train it (ihdm train {name}) and give its run folder")
     if folder.exists() or len(folder.parts) != 2 or str(name).startswith((".", "/", "~")):
         raise IhdmError(
             f"there is no model folder {name}; train one with `ihdm train`, use one that comes with ihdm "
@@ -128,11 +127,14 @@ def write_config(folder: Path, config: ModelConfig) -> None:
     (folder / CONFIG).write_text(config_text(config), encoding="utf-8")
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """The config of a model folder. Settings that it does not mention have their defaults; unknown ones are refused."""
+def read_config(folder: Path, guided: bool = True) -> ModelConfig:
+    """The config of a model folder. Settings that it does not mention have their defaults; unknown ones are refused.
+
+    guided: with its weaker network, if it has one.
+    """
     path = folder / CONFIG
     if not path.exists():
-        raise IhdmError(f"{folder} is not a model folder: {CONFIG} is missing")
+        raise missing(path)
     try:
         tree = json.loads(read_text(path))
         rest = {name: tree.pop(name) for name in OTHERS if name in tree}
@@ -142,7 +144,7 @@ def read_config(folder: Path) -> ModelConfig:
         counts = {name: _count(number, 0) for name, number in rest.get("labels", {}).items()}
         parts = settings.process, settings.sampling, settings.network
         labels = Labels(tuple(counts), tuple(counts.values()))
-        return ModelConfig(*parts, domain, *words, labels, *_guide(rest.get("guide")))
+        return ModelConfig(*parts, domain, *words, labels, *_guide(rest.get("guide") if guided else None))
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise IhdmError(f"{path} is not the config of a model ({type(error).__name__}: {error})") from error
 
@@ -180,7 +182,7 @@ def write_calibrated(path: Path, found: Calibrated | None) -> None:
     if found is None:
         path.unlink(missing_ok=True)
     else:
-        path.write_bytes(save(found.tensors()))
+        replaced_file(path, save(found.tensors()))
 
 
 def read_calibrated(path: Path, of: Callable[[dict[str, Tensor]], Found]) -> Found | None:
@@ -202,13 +204,24 @@ def _count(number: Any, least: int) -> int:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a file."""
     if not path.exists():
-        raise IhdmError(f"{path.parent} is not a complete model folder: {path.name} is missing")
+        raise missing(path)
     try:
         return load_tensors(path)
     except PermissionError as error:
         raise IhdmError(f"{path} cannot be read by this user; change its permissions") from error
     except (OSError, safetensors.SafetensorError) as error:
         raise IhdmError(f"{path} is damaged ({error}); copy or train the model again") from error
+
+
+def missing(path: Path) -> IhdmError:
+    """The error for a file that a model folder lacks."""
+    folder = path.parent
+    if any((place / "config.toml").is_file() for place in (folder, folder.parent)):
+        return IhdmError(
+            f"{path} is missing: the training command of its run writes it, at the first checkpoint or on resuming"
+        )
+    kind = "a" if path.name == CONFIG else "a complete"
+    return IhdmError(f"{folder} is not {kind} model folder: {path.name} is missing")
 
 
 def check_weights(path: Path, weights: dict[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:

@@ -1,8 +1,8 @@
 """A training run in numbered pieces, to move to another machine and resume there as if it had never moved.
 
 A pack is a folder. Its pieces are the files of the run, one after the other, cut at equal lengths. `pack.json` lists
-the files with their sizes, and the pieces with their sizes and checksums. The model folder, which a resumed run writes
-again, and the pictures of samples are left out.
+the files with their sizes, and the pieces with their sizes and checksums. The pictures of samples are left out, and of
+the model folder all that a resumed run writes again: what is packed is what other commands added.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from typing import Any
 from ihdm import checkpoint
 from ihdm.disk import real, replaced_folder, seal
 from ihdm.errors import IhdmError, UsageError
+from ihdm.model_folder import ADDED, CONFIG
 from ihdm.run import locked
 
 LIST = "pack.json"
 OF_A_RUN = ("config.toml", "log.jsonl")  # packed besides the newest checkpoint
-NAME = r"config\.toml|log\.jsonl|checkpoints/step-\d+/\w[\w.-]*"  # what a pack may hold
+ADDED_TO_MODEL = (CONFIG, *ADDED)  # the config says of the weaker network what it is
+NAME = r"config\.toml|log\.jsonl|checkpoints/step-\d+/\w[\w.-]*|model/(config\.json|\w+\.safetensors)"  # in a pack
 NAMED_MOST = 5
 BLOCK = 2**22  # bytes to read at a time
 
@@ -34,6 +36,8 @@ def pack(run: Path, out: Path, piece: int) -> dict[str, Any]:
         newest = checkpoint.newest(run / "checkpoints")
         names = [name for name in OF_A_RUN if (run / name).exists()]
         names += [(newest / name).relative_to(run).as_posix() for name in checkpoint.FILES]
+        if any((run / "model" / name).exists() for name in ADDED):
+            names += [f"model/{name}" for name in ADDED_TO_MODEL if (run / "model" / name).exists()]
         files = {name: (run / name).stat().st_size for name in names}
         with replaced_folder(out) as folder:
             _write_pieces(_blocks(run / name for name in names), folder, piece)

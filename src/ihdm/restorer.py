@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ihdm.errors import UsageError
 from ihdm.execution import USUAL, Execution
-from ihdm.familiar import Verdict
+from ihdm.familiar import Familiar, Verdict
 from ihdm.judgement import Judge
 from ihdm.noise import SeededNoise
 from ihdm.processes import Process, restoring
@@ -63,7 +63,15 @@ class Restorer:
 
     def verdict(self, seen: Observation) -> Verdict:
         """Whether a blurred image looks like those that the model knows."""
-        return self.judge().verdict(self.model.familiar, seen)
+        if self.model.familiar is not None and self.familiar is None:
+            return Verdict(None, noun=self.model.config.domain.noun, outdated=True)
+        return self.judge().verdict(self.familiar, seen)
+
+    @property
+    def familiar(self) -> Familiar | None:
+        """What the model was calibrated to, unless it was trained further since."""
+        found = self.model.familiar
+        return found if found is not None and found.is_of(self.model.config.steps) else None
 
     def states(
         self, seen: Observation, n: int = 8, seed: int = 0, *, consistent: bool = True, first: int = 0, **sampling: Any

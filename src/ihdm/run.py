@@ -21,6 +21,7 @@ except ImportError:  # Windows has no such locks
 from ihdm.config import Config, config_from_toml, differences, read_text
 from ihdm.disk import expanded, real, replaced_text
 from ihdm.errors import IhdmError, UsageError
+from ihdm.model_folder import locate
 from ihdm.trackers import Tracker
 
 # Settings that may change when a run is resumed.
@@ -86,6 +87,22 @@ def locked(run: Path) -> Iterator[None]:
         except OSError as error:  # some network file systems have no locks
             print(f"warning: {run} cannot be locked ({error}); start no other process there", file=sys.stderr)
         yield
+
+
+@contextlib.contextmanager
+def adding_to(model: str) -> Iterator[Path]:
+    """The folder of a user's own model, for a command that adds to it. While it does so, no training of it goes on.
+
+    Models that come with ihdm, and those in the hub's cache, are not the user's own.
+    """
+    if not expanded(model).is_dir():
+        raise UsageError(
+            f"there is no folder {model}; give a model or run folder of your own, such as a copy of a model that comes "
+            f"with ihdm"
+        )
+    folder = locate(model)
+    with locked(folder.parent) if settings_of(folder) else contextlib.nullcontext():
+        yield folder
 
 
 def _check_writable(run: Path, option: str) -> None:

@@ -27,7 +27,8 @@ STRANGERS = 52  # pictures of each kind that the model does not know
 
 def unknown_widths(lab: Lab, model: Model) -> dict[str, dict[str, float]]:
     """For held-out images blurred by other programs: what not knowing the width costs, and how good intervals are."""
-    judge = model.restorer(lab.execution.quiet()).judge()
+    restorer = model.restorer(lab.execution.quiet())
+    judge, familiar = restorer.judge(), restorer.familiar
     count, longest = 2 if lab.quick else UNKNOWN, max(lab.images.shape[1:])
     radii = (longest * torch.linspace(*RADII, count)).tolist()
     held_out = _fresh(lab.images.held_out, count)
@@ -45,7 +46,7 @@ def unknown_widths(lab: Lab, model: Model) -> dict[str, dict[str, float]]:
         low, high = seen["found"].interval or (seen["found"].width,) * 2
         loss = [close["true"] - close[way] for way in ("found", "spectrum")]
         error = abs(seen["found"].width / width - 1)
-        unusual = model.familiar is not None and judge.verdict(model.familiar, seen["found"], negative=False).unusual
+        unusual = judge.verdict(familiar, seen["found"], negative=False).unusual
         within = [x <= CLOSE for x in loss]
         rows[name].append([*within, low <= width <= high, unusual, error, *loss])
     shares = "within_1_dB", "within_1_dB_by_spectrum", "interval_covers", "flagged_wrongly"
@@ -73,10 +74,11 @@ def width_words(unknown: dict[str, dict[str, float]]) -> str:
 
 def trust(lab: Lab, model: Model) -> dict[str, Any]:
     """How many pictures of other kinds are flagged, at each rate of false alarms on held-out images."""
-    judge, held_out = model.restorer(lab.execution.quiet()).judge(), lab.images.held_out
+    restorer, held_out = model.restorer(lab.execution.quiet()), lab.images.held_out
+    judge = restorer.judge()
     count, longest = (2 if lab.quick else STRANGERS), max(lab.images.shape[1:])
     taken = _taken(len(held_out))[:: 4 if lab.quick else 1]
-    familiar = model.familiar or calibrate(judge, held_out[taken], WAYS)
+    familiar = restorer.familiar or calibrate(judge, held_out[taken], WAYS)
     fresh = _fresh(held_out, 4 * count)
     distances: dict[str, list[float]] = {}
     for name, images in ({"held out": fresh} | strangers(fresh, count)).items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import OmitArgPrefixes
@@ -46,19 +48,26 @@ def calibrate(
         raise UsageError(f"--n must be at least {LEAST}")
     if not 0 <= width_steps <= MOST:
         raise UsageError(f"--width-steps must be from 0 to {MOST:,}, not {width_steps}")
+    from ihdm.run import adding_to
+
+    with adding_to(model) as folder:
+        _calibrate(folder, data, n, width_steps, resize, computing)
+
+
+def _calibrate(folder: Path, data: str, n: int, width_steps: int, resize: bool, computing: Computing) -> None:
     from ihdm import evaluation, judgement
     from ihdm.data import evenly_spaced
     from ihdm.engine import choose_device, keep_freed_memory, placed
     from ihdm.model import Model
-    from ihdm.model_folder import FAMILIAR, READER, locate, write_calibrated
+    from ihdm.model_folder import FAMILIAR, READER, write_calibrated
     from ihdm.progress import progress_bar
     from ihdm.studies.strangers import WAYS
 
     keep_freed_memory()
     place = choose_device(computing.device)
-    loaded = Model.from_pretrained(model)
+    loaded = Model.from_pretrained(folder)
     loaded.restorer().judge()  # refuses models that cannot be calibrated
-    images = evaluation.images_for(loaded, data, resize, name=model)
+    images = evaluation.images_for(loaded, data, resize, name=str(folder))
     held_out = images.held_out
     if len(held_out) < LEAST:
         raise UsageError(f"{data} has {len(held_out)} images held out from training; at least {LEAST} are needed")
@@ -68,11 +77,11 @@ def calibrate(
     pictures = loaded.config.domain.kind == "images"
     ways = WAYS if pictures else [judge.dissipated]
     found = judgement.calibrate(judge, some, ways, lambda parts: progress_bar(parts, desc="calibrating", unit="level"))
-    write_calibrated(locate(model) / FAMILIAR, found)
-    print(locate(model) / FAMILIAR)
+    write_calibrated(folder / FAMILIAR, replace(found, steps=loaded.config.steps))
+    print(folder / FAMILIAR)
     if pictures and width_steps:
-        write_calibrated(locate(model) / READER, _reader(judge, images.train, some, width_steps, computed.precision))
-        print(locate(model) / READER)
+        write_calibrated(folder / READER, _reader(judge, images.train, some, width_steps, computed.precision))
+        print(folder / READER)
 
 
 def _reader(judge: Judge, images: Images, others: Tensor, steps: int, precision: torch.dtype) -> WidthReader:

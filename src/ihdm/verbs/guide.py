@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from ihdm.disk import expanded, replaced_text
-from ihdm.errors import IhdmError, UsageError
+from ihdm.disk import replaced_file, replaced_text
+from ihdm.errors import IhdmError
 from ihdm.verbs.words import ModelName
 
 if TYPE_CHECKING:
     from ihdm.model import Model
+
+NONE = "none"  # in place of a weaker model
 
 
 def guide(
@@ -30,21 +32,21 @@ def guide(
 
     Args:
         model: a model folder, or a run folder that has one, to which guide.safetensors is written
-        weaker: another, or a model on the hub
+        weaker: another model; none: remove the one that is there (a folder called none is ./none)
         guidance: 1 none; higher: clearer, less varied; ihdm evaluate --guidance says which is best
     """
-    if not expanded(model).is_dir():
-        raise UsageError(
-            f"there is no folder {model}; give a model folder of your own to add the network to, such as a copy of one "
-            f"that comes with ihdm"
-        )
+    from ihdm.guide import check_other_network
     from ihdm.model import Model
-    from ihdm.model_folder import locate
-    from ihdm.run import locked, settings_of
+    from ihdm.run import adding_to
 
-    folder = locate(model)
-    with locked(folder.parent) if settings_of(folder) else contextlib.nullcontext():
-        alone, other = Model.from_pretrained(folder, guided=False), Model.from_pretrained(weaker, guided=False)
+    with adding_to(model) as folder:
+        alone = Model.from_pretrained(folder, guided=False)
+        if weaker == NONE:
+            _write(folder, alone, alone)
+            print(f"{folder}: no guidance")
+            return
+        other = Model.from_pretrained(weaker, guided=False)
+        check_other_network(alone.network, other.network)
         guided = alone.guided_by(other, guidance)
         _warn(alone, other, weaker)
         _write(folder, alone, guided)
@@ -67,20 +69,24 @@ def _warn(model: Model, other: Model, name: str) -> None:
 
 
 def _write(folder: Path, alone: Model, guided: Model) -> None:
-    """Add the weaker network to a model's folder, which stays usable throughout: its config names no missing weights.
+    """Write the weaker network to a model's folder, or remove it. The folder stays usable: it names no missing weights.
 
     A card that somebody has edited is left as it is.
     """
     import torch
+    from safetensors.torch import save
 
-    from ihdm.model_folder import CARD, CONFIG, GUIDE, card, config_text, weights_of, write_tensors
+    from ihdm.model_folder import CARD, CONFIG, GUIDE, card, config_text, weights_of
 
-    assert guided.guide is not None
     written = folder / CARD
     ours = written.exists() and written.read_text(encoding="utf-8") in _cards(folder, alone)
     replaced_text(folder / CONFIG, config_text(alone.config))
-    write_tensors(folder / GUIDE, weights_of(guided.guide, torch.float32))
-    replaced_text(folder / CONFIG, config_text(guided.config))
+    if guided.guide is None:
+        (folder / GUIDE).unlink(missing_ok=True)
+    else:
+        weights = {name: tensor.contiguous() for name, tensor in weights_of(guided.guide, torch.float32).items()}
+        replaced_file(folder / GUIDE, save(weights))
+        replaced_text(folder / CONFIG, config_text(guided.config))
     if ours:
         replaced_text(written, card(guided.config, guided.facts()))
 
