@@ -56,7 +56,7 @@ class Fading(Process):
         return (network(self.noised(u_0, k, eps), k) - u_0).square().flatten(1).mean(1)
 
     def step(self, network: Network, u_k: Tensor, k: Tensor, j: Tensor, eps: Tensor) -> Tensor:
-        u_0, (s_k, s_j) = network(u_k, k.expand(len(u_k))), ((n.to(u_k) / self.K).view(-1, 1, 1, 1) for n in (k, j))
+        u_0, (s_k, s_j) = network(u_k, k.expand(u_k.shape[0])), ((n.to(u_k) / self.K).view(-1, 1, 1, 1) for n in (k, j))
         seen = (u_k - self.noised(u_0, k, 0.0)) / (s_k * self.noise)  # the noise in u_k, if the network is right
         kept = s_j * (1 - s_k) / (s_k * (1 - s_j))  # how much of it u_j had, if images fade step by step
         return self.noised(u_0, j, kept * seen + (1 - kept**2).sqrt() * eps)

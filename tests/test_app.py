@@ -280,8 +280,18 @@ def test_a_film_keeps_few_states_of_many_levels_and_both_ends():
         assert [film.step(200), film.step(0)] == [0, film.steps] == [0, len(visited) - 1]
         ends = [int(u.flatten()[0]) for u in film.some(3)]
         assert ends[::2] == [255, 0] and len(ends) == 3
+        assert [film.nearest(film.step(k)) for k in film.levels] == film.levels
+        assert film.nearest(film.steps - 1) in visited[-3:]
         if len(visited) > MOST:
             assert ends[1] == int(to_bytes(torch.tensor(0.5)))
+
+
+@pytest.mark.parametrize(("steps", "every"), [(1, 1), (50, 1), (100, 2), (200, 4), (75, 1)])
+def test_the_slider_goes_by_the_steps_between_the_states_of_a_film(steps, every):
+    film = Film(range(steps, -1, -1))
+    for k in film.visited:
+        film.add(k, torch.zeros(1, 1, 2, 2))
+    assert film.every == every
 
 
 def test_uploads_are_brought_to_the_models_size_with_a_note(studio, tmp_path):
@@ -297,9 +307,10 @@ def test_uploads_are_brought_to_the_models_size_with_a_note(studio, tmp_path):
         assert upload.image.shape == (3, 8, 10)
         torch.testing.assert_close(upload.image.mean((1, 2)), torch.tensor([1.0, 0.0, 0.0]), atol=1e-2, rtol=0)
         assert words in upload.note and bool(upload.note) == bool(words)
+        assert studio.upload(path, negative=True).image.equal(1 - upload.image)
 
 
-def test_uploads_that_are_no_pictures_or_too_large_are_refused(studio, tmp_path):
+def test_uploads_that_are_no_pictures_or_too_large_are_refused(studio, tiny_config, tmp_path):
     path = tmp_path / "picture.png"
     path.write_bytes(b"not a picture")
     with pytest.raises(IhdmError, match="not a picture that can be read"):
@@ -311,6 +322,12 @@ def test_uploads_that_are_no_pictures_or_too_large_are_refused(studio, tmp_path)
     Image.new("1", (MOST_PIXELS // 1000 + 1, 1000)).save(path)
     with pytest.raises(UsageError, match="limit is 50 million"):
         studio.upload(path)
+    Image.new("L", (1, 1)).save(path)
+    with pytest.raises(IhdmError, match=r"^That picture is .* 1 x 1 pixels say next to nothing\.$"):
+        made(tiny_config).upload(path)
+    Image.fromarray(np.full((8, 10), 7.5, np.float32)).save(tmp_path / "deep.tif")
+    with pytest.raises(IhdmError, match=r"^That picture has floating point values from 7\.5"):
+        studio.upload(tmp_path / "deep.tif")
     with pytest.raises(UsageError, match="choose a picture"):
         studio.upload(None)
 

@@ -241,6 +241,7 @@ def test_how_to_sample_can_be_chosen(page):
     playwright.expect(randomness).to_have_attribute("max", "2.5")
     button(page, "Make pictures").click()
     playwright.expect(page.locator(".words:visible").first).to_contain_text("Step 60 of 60: sharp", **SLOW)
+    playwright.expect(page.get_by_label("number input for From nothing").locator("visible=true")).to_have_value("60")
 
 
 @pytest.mark.slow

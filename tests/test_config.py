@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 import ihdm
-from ihdm.config import Config, config_from_toml, config_to_toml, differences, load_config, presets, setting_rows
+from ihdm.config import (
+    Config,
+    DataConfig,
+    config_from_toml,
+    config_to_toml,
+    differences,
+    load_config,
+    presets,
+    setting_rows,
+)
 from ihdm.errors import IhdmError, UsageError
 from ihdm.registry import NETWORKS, PROCESSES
 
@@ -131,6 +140,18 @@ def test_settings_are_read_by_type(word, expected):
 def test_wrong_settings_are_refused_with_what_to_do(word, message):
     with pytest.raises(UsageError, match=re.escape(message)):
         Config().with_settings([word])
+
+
+def test_data_settings_made_in_python_are_checked_like_others():
+    data = DataConfig(Path("some") / "images", size=32, channels="auto", holdout=0)
+    assert (data.source, data.size, data.channels) == (str(Path("some") / "images"), (32, 32), None)
+    assert DataConfig("digits", size="8x9") == DataConfig("digits", size=[8, 9]) == DataConfig("digits", size=(8, 9))
+    for wrong, message in (
+        ({"size": 2.5}, "data.size must be a whole number"),
+        ({"kind": "x"}, "data.kind must be one"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            DataConfig("digits", **wrong)
 
 
 def test_a_linear_skip_without_noise_is_refused():

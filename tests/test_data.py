@@ -424,7 +424,11 @@ def test_of_animations_the_first_frame_is_read_and_that_is_said(tmp_path, suffix
     assert not capsys.readouterr().err
     frames[0].save(tmp_path / f"many.{suffix}", save_all=True, append_images=frames[1:], lossless=True)
     assert load(tmp_path / f"many.{suffix}", holdout=0).train.unique().tolist() == [60]
-    assert f"only the first of 3 frames or pages of {tmp_path}/many.{suffix} is read" in capsys.readouterr().err
+    said = f"warning: only the first of 3 frames or pages of {tmp_path}/many.{suffix} is read"
+    assert capsys.readouterr().err == f"{said}\n"
+    (tmp_path / f"one.{suffix}").rename(tmp_path / f"other.{suffix}")
+    load(tmp_path, holdout=0)
+    assert f"{said}, and only the first of any others\n" in capsys.readouterr().err
 
 
 def test_a_photograph_with_a_small_one_of_itself_is_no_animation(tmp_path, capsys):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from ihdm.cli import main
 from ihdm.config import load_config
 from ihdm.data import ImageSet, load_images
 from ihdm.errors import UsageError
-from ihdm.evaluation import quality, tables
+from ihdm.evaluation import drawings, quality, tables
 from ihdm.evaluation.quality import check_images, check_metrics
 from ihdm.execution import Execution
 from ihdm.likelihood import ROUNDING, discrete_nll, gaussian_kl, gaussian_nll
@@ -323,6 +324,27 @@ def test_table_and_json_say_which_term_is_which(model, tiny_images):
     assert "+-" not in tables.likelihood(one) and "1 image of 64" in tables.likelihood(one)
     assert one.tree()["standard_error"].startswith("null") and tree["standard_error"] == "over images"
     assert one.tree()["bounds"][0]["total"]["standard_error"] is None
+
+
+def test_a_method_has_one_colour_in_both_panels(model, tiny_images, tmp_path, monkeypatch):
+    found, panels, figure = evaluation.likelihood(model, tiny_images.held_out, delta_ratio=RATIOS), [], drawings.figure
+
+    @contextlib.contextmanager
+    def watched(*args, **options):
+        with figure(*args, **options) as axes:
+            yield axes
+            for axis in axes:
+                drawn = zip(*axis.get_legend_handles_labels())
+                panels.append(
+                    {label: (line[0] if isinstance(line, tuple) else line).get_color() for line, label in drawn}
+                )
+
+    monkeypatch.setattr(drawings, "figure", watched)
+    drawings.likelihood(tmp_path, found)
+    left, right = panels
+    of_paper = {colour for label, colour in right.items() if label.startswith("paper")}
+    assert of_paper == {left["paper's steps"]} and len(right) == len(RATIOS) + 1
+    assert right["exact"] == left["exact"] not in of_paper and len({*left.values()}) == len(left)
 
 
 def test_what_enough_images_say_is_told_without_caution():

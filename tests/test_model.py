@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -54,6 +55,32 @@ def test_samples_are_images_in_the_unit_range(model):
     assert images.shape == (5, 1, 8, 8) and images.dtype == torch.float32
     assert images.min() >= 0 and images.max() <= 1
     assert model.sample(0).shape == (0, 1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"n": 2.5}, "n must be a whole number of at least 0, not 2.5"),
+        ({"n": -1}, "n must be a whole number of at least 0, not -1"),
+        ({"n": 2, "seed": None}, "seed must be a whole number, not None"),
+        ({"n": 2, "first": 0.5}, "first must be a whole number of at least 0, not 0.5"),
+    ],
+)
+def test_numbers_that_are_not_whole_are_refused_in_words(given, message, model):
+    calls = (model.sample, model.sample_batches, model.trajectory) if "first" not in given else (model.sample,)
+    for call in calls:
+        with pytest.raises(UsageError, match=message):
+            list(call(**given))
+
+
+def test_numpys_whole_numbers_will_do(model):
+    assert model.sample(np.int64(2), seed=np.int64(3)).equal(model.sample(2, seed=3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_weights_of_any_type_compute_in_the_precision_asked_for(dtype, model):
+    exact = model.sample(2)
+    torch.testing.assert_close(model.to(dtype).sample(2), exact, atol=1e-6 if dtype == torch.float64 else 0.05, rtol=0)
 
 
 def test_image_i_does_not_depend_on_the_batch(model):

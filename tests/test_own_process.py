@@ -20,6 +20,7 @@ from ihdm import cli, evaluation, memory
 from ihdm.data import ImageSet
 from ihdm.errors import UsageError
 from ihdm.execution import Execution
+from ihdm.export.programs import programs
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network
@@ -99,6 +100,11 @@ def test_saved_and_loaded_it_makes_the_same_images(model, tiny_images, tmp_path)
 def test_it_is_measured_like_any_other(model, tiny_images):
     found = evaluation.evaluate(model, tiny_images, None, 8, ("spectrum",))
     assert "log spectral distance" in found.table()
+
+
+def test_it_can_be_exported(model):
+    step = programs(model.sampled(steps=2))["step"]
+    assert step.difference(step.traced().module()) < 1e-5
 
 
 def test_what_it_cannot_do_is_refused_in_words(model, tiny_images):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 import shutil
 from dataclasses import replace
@@ -375,8 +376,13 @@ def test_what_cannot_be_restored_is_refused(shapes_model, shapes, tiny_config, t
     for image in (y * 255, y * math.nan):
         with pytest.raises(UsageError, match=r"outside of \[0, 1\]"):
             shapes_model.restore(image)
-    with pytest.raises(UsageError, match="cannot make 0"):
-        shapes_model.restore(y, 0)
+    for n in (0, 2.5):
+        with pytest.raises(UsageError, match=f"n must be a whole number of at least 1, not {n}"):
+            shapes_model.restore(y, n)
+    given = {"uint8 of 1x28x28": np.zeros((1, 28, 28), np.uint8), "list": y.tolist(), r"str \(ihdm restore": "file.png"}
+    for words, image in given.items():
+        with pytest.raises(UsageError, match=f"as a tensor or a NumPy array, not {words}"):
+            shapes_model.restore(image)
     others = {
         "process.kind=ddpm": "denoising diffusion cannot restore images",
         "process.blur=gaussian": "heat equation",
@@ -391,6 +397,22 @@ def test_what_cannot_be_restored_is_refused(shapes_model, shapes, tiny_config, t
         shapes_model.restore(y, 1, blur_width=2.0, steps=5)
     with pytest.raises(UsageError, match="delta_ratio is for the sampler 'paper'"):
         shapes_model.restore(y, 1, blur_width=2.0, sampler="exact", delta_ratio=1.0)
+
+
+def test_an_array_is_restored_like_the_tensor(shapes_model, shapes):
+    y = by_heat(shapes[0], 2.0).float()
+    one = shapes_model.restore(y, 2, blur_width=2.0)
+    for array in (y.numpy(), y.double().numpy(), np.asfortranarray(y.numpy()), y.numpy().astype(">f4")):
+        assert shapes_model.restore(array, 2, blur_width=2.0).images.equal(one.images)
+    mirrored = shapes_model.restorer().observation(y.numpy()[..., ::-1], 2.0)
+    assert mirrored.image.equal(y.double().flip(-1))
+
+
+def test_what_was_restored_is_shown_in_a_line(shapes_model, shapes):
+    restorer = shapes_model.restorer()
+    restored = restorer.restore(by_heat(shapes[0], 2.0), 2, blur_width=2.0)
+    assert "(2, 1, 28, 28)" in repr(restored) and "width=2.0" in repr(restored)
+    assert all(len(repr(shown)) < 200 for shown in (restored, restored.seen, restorer))
 
 
 def test_fidelity_on_what_is_known(shapes):
@@ -469,6 +491,13 @@ def test_the_network_finds_the_width_that_the_spectrum_cannot(digits):
     assert seen.width == pytest.approx(3.6, rel=0.03) and seen.kind == "three boxes"
     low, high = seen.interval
     assert low < seen.width < high < 1.06 * low and seen.width_words == f"{low:.2f} to {high:.2f}"
+
+
+def test_the_width_is_read_with_weights_of_any_type(digits):
+    model, images = digits
+    y = by_pillow(images[1], 3.6).double()
+    wide = copy.deepcopy(model).double().restorer().settled(y)
+    assert wide.width == model.restorer().settled(y).width
 
 
 def test_pictures_that_the_model_does_not_know_are_told_from_those_that_it_does(digits):

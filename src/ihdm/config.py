@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ihdm.earlier import from_0_1
 from ihdm.errors import IhdmError, UsageError, unknown
 from ihdm.registry import NETWORKS, PROCESSES, Registry
-from ihdm.settings import AUTO, as_tree, described, setting, updated
+from ihdm.settings import AUTO, as_tree, check, described, setting, updated
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -77,6 +77,7 @@ class DataConfig:
     holdout: float = setting(0.05, "share of images held out if the source has no test split", least=0, most=0.9)
 
     def __post_init__(self) -> None:
+        check(self, "data.")
         axes = AXES[self.kind]
         if self.size is not None and len(self.size) == 1:
             object.__setattr__(self, "size", self.size * axes)

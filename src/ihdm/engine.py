@@ -254,9 +254,9 @@ class Frozen:
         for module in self.module.modules():
             for name, weight in list(module.named_parameters(recurse=False)):
                 if fused and weight.ndim == 1:
-                    converted = weight[None]
+                    converted = weight[None].float()
                 elif isinstance(module, kept):
-                    continue
+                    converted = weight.to(torch.promote_types(precision, torch.float32))
                 else:
                     converted = weight.to(precision)
                 delattr(module, name)

@@ -50,8 +50,9 @@ from ihdm.processes import FromImages, Process
 from ihdm.progress import progress_bar
 from ihdm.registry import PROCESSES
 from ihdm.restoration import Restored
-from ihdm.restorer import Restorer
+from ihdm.restorer import Picture, Restorer
 from ihdm.sampler import States, chain, last, reverse_step
+from ihdm.settings import whole
 from ihdm.width_reader import WidthReader
 
 LABELS = "labels"  # in the prior's file: the labels of the images that the prior is made of
@@ -143,8 +144,7 @@ class Model(nn.Module):
         **sampling: Any,
     ) -> Iterator[Tensor]:
         """The images in [0, 1], on the model's device. All batches have one size, so one recorded step serves all."""
-        if n < 0 or first < 0:
-            raise ValueError(f"cannot make {n} images from number {first} on")
+        n, first = whole("n", n, 0), whole("first", first, 0)
         if condition is None:
             condition = self.told(torch.arange(first, first + n), seed, labels)
         elif len(condition) != n:
@@ -236,6 +236,7 @@ class Model(nn.Module):
         **options: Any,
     ) -> States:
         """(k, u_k), k from K to 0: the path to the images that `sample` returns, in one batch, on the CPU."""
+        n = whole("n", n, 0)
         condition = self.told(torch.arange(n), seed, labels) if condition is None else condition
         numbers = torch.arange(n, device=self.device)
         noise = SeededNoise(seed, numbers * 0 if same_noise else numbers, self.config.shape)
@@ -288,7 +289,7 @@ class Model(nn.Module):
 
     def restore(
         self,
-        image: Tensor,
+        image: Picture,
         n: int = 8,
         seed: int = 0,
         *,
@@ -297,7 +298,7 @@ class Model(nn.Module):
         execution: Execution = USUAL,
         **sampling: Any,
     ) -> Restored:
-        """n sharp images that a blurred one (C, H, W) in [0, 1] may come from.
+        """n sharp images that a blurred one (C, H, W) in [0, 1], a tensor or a NumPy array, may come from.
 
         Sample i depends on the seed and i alone. blur_width: in pixels; None: estimated. consistent: hold the samples
         to the image, so that they look like it when they are blurred again; otherwise they only start from it. Unless

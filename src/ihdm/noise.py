@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ihdm.constant import rows
+from ihdm.settings import whole
 
 PRIOR_CHOICE = 0  # the step at which an image picks its prior component; others are 1, 2, ..., K + 1
 LABEL_CHOICE = -1  # the step at which it picks its label
@@ -53,6 +54,9 @@ class SeededNoise:
     seed: int
     images: Tensor
     shape: Sequence[int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", whole("seed", self.seed))
 
     def __call__(self, k: Tensor | int) -> Tensor:
         """Standard normal eps of shape (B, *shape), float32, by the Box-Muller transform."""

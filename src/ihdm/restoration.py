@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -46,17 +46,17 @@ class Observation:
     and the power of the error. All float64.
     """
 
-    laplacian: Laplacian
-    spectrum: Spectrum
-    image: Tensor
+    laplacian: Laplacian = field(repr=False)
+    spectrum: Spectrum = field(repr=False)
+    image: Tensor = field(repr=False)
     width: float
     level: int
     kind: str
     noise: float
-    axes: Axes
-    y_hat: Tensor
-    T: Tensor
-    N: Tensor
+    axes: Axes = field(repr=False)
+    y_hat: Tensor = field(repr=False)
+    T: Tensor = field(repr=False)
+    N: Tensor = field(repr=False)
     interval: tuple[float, float] | None = None
 
     @property
@@ -110,6 +110,9 @@ class Restored:
 
     images: Tensor
     seen: Observation
+
+    def __repr__(self) -> str:
+        return f"Restored(images of shape {tuple(self.images.shape)}, {self.seen})"
 
     @property
     def mean(self) -> Tensor:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,18 +21,21 @@ from ihdm.processes import Process, restoring
 from ihdm.progress import progress_bar
 from ihdm.restoration import Guided, Observation, Restored, observe
 from ihdm.sampler import States, chain, last, reverse_step
+from ihdm.settings import whole
 
 if TYPE_CHECKING:
     from ihdm.model import Model
 
 JUDGED_AT_A_TIME = 512  # images, if memory allows
 
+Picture = Tensor | np.ndarray[Any, Any]  # or other data of the model's domain
+
 
 @dataclass(frozen=True)
 class Restorer:
     """What a model can say about blurred images. A process that cannot restore is refused."""
 
-    model: Model
+    model: Model = field(repr=False)
     execution: Execution = USUAL
 
     def process(self, **sampling: Any) -> Process:
@@ -41,22 +48,24 @@ class Restorer:
         model, runner = self.model, self.model.runner(self.execution)
         process = model.process.with_sampling(**restoring(model.process).judged_by)
         size = runner.size(JUDGED_AT_A_TIME)
-        return Judge(process, runner.network, model.config.domain, model.device, size, model.reader)
+        reader = copy.deepcopy(model.reader).float() if model.reader else None  # whatever its weights are kept in
+        return Judge(process, runner.network, model.config.domain, model.device, size, reader)
 
-    def observation(self, image: Tensor, blur_width: float | None = None) -> Observation:
+    def observation(self, image: Picture, blur_width: float | None = None) -> Observation:
         """What a blurred image (C, H, W) in [0, 1] says.
 
         blur_width: in pixels; None: estimated from the image's spectrum.
         """
         domain = self.model.config.domain
-        if tuple(image.shape) != tuple(domain.shape) or not image.is_floating_point():
+        u = _as_tensor(image)
+        if u is None or tuple(u.shape) != tuple(domain.shape):
             raise UsageError(
-                f"the model restores {domain.noun}s of {'x'.join(map(str, domain.shape))} (channels first) in [0, 1], "
-                f"not {image.dtype} of {'x'.join(map(str, image.shape))}"
+                f"the model restores {domain.noun}s of {_by(domain.shape)} (channels first), floating point in [0, 1], "
+                f"as a tensor or a NumPy array, not {_words(image)}"
             )
-        return observe(restoring(self.model.process), image, blur_width, domain)
+        return observe(restoring(self.model.process), u, blur_width, domain)
 
-    def settled(self, image: Tensor, blur_width: float | None = None) -> Observation:
+    def settled(self, image: Picture, blur_width: float | None = None) -> Observation:
         """The same, but a width that is not given is read off the image, or chosen by what restoring with it gives."""
         seen = self.observation(image, blur_width)
         return seen if blur_width is not None or not seen.level else self.judge().observe(seen.image)
@@ -91,11 +100,10 @@ class Restorer:
         return chain(held, step, start, held.levels(seen.level))
 
     def restore(
-        self, image: Tensor, n: int = 8, seed: int = 0, *, blur_width: float | None = None, **options: Any
+        self, image: Picture, n: int = 8, seed: int = 0, *, blur_width: float | None = None, **options: Any
     ) -> Restored:
         """n sharp images that the blurred one may come from, in batches that fit into memory. options: of `states`."""
-        if n < 1:
-            raise UsageError(f"cannot make {n} images")
+        n = whole("n", n, 1)
         runner, noun = self.model.runner(self.execution), self.model.config.domain.noun
         seen = self.settled(image, blur_width)
         size, images = runner.size(n), []
@@ -106,3 +114,21 @@ class Restorer:
                     images.append(last(self.states(seen, count, seed, first=first, **options)).clamp(0, 1).cpu())
                 bar.update(count)
         return Restored(torch.cat(images), seen)
+
+
+def _as_tensor(image: Any) -> Tensor | None:
+    """A tensor or an array of floating point numbers as a tensor; None for anything else."""
+    if isinstance(image, np.ndarray) and image.dtype.kind == "f":
+        return torch.from_numpy(np.array(image, np.float64, order="C"))  # any layout and byte order
+    return image if isinstance(image, Tensor) and image.is_floating_point() else None
+
+
+def _words(image: Any) -> str:
+    """What was given instead of an image."""
+    if isinstance(image, Tensor | np.ndarray):
+        return f"{image.dtype} of {_by(image.shape)}"
+    return type(image).__name__ + " (ihdm restore reads files)" * isinstance(image, str | Path)
+
+
+def _by(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))

@@ -6,10 +6,14 @@ checked the same way: name, type, range. Anything that fails a check is refused.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
+import operator
+import reprlib
 from collections.abc import Mapping
 from dataclasses import field, fields, replace
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -42,6 +46,24 @@ def updated(settings: SettingsType, values: Mapping[str, Any], place: str = "", 
             raise _unknown(place, key, list(metadata), owner)
         changes[key] = _checked(place + key, hints[key], value, metadata[key])
     return replace(settings, **changes)  # type: ignore[type-var]
+
+
+def check(settings: Any, place: str) -> None:
+    """Convert and check the values of settings in place as `updated` does, for those that are made in Python."""
+    hints = get_type_hints(type(settings))
+    for f in fields(settings):
+        value = _checked(place + f.name, hints[f.name], getattr(settings, f.name), f.metadata)
+        object.__setattr__(settings, f.name, value)
+
+
+def whole(name: str, number: Any, least: int | None = None) -> int:
+    """A whole number that a function is given, of any type that is one; others are refused."""
+    with contextlib.suppress(TypeError):
+        found = operator.index(number)
+        if least is None or found >= least:
+            return found
+    at_least = "" if least is None else f" of at least {least}"
+    raise UsageError(f"{name} must be a whole number{at_least}, not {reprlib.repr(number)}")
 
 
 def _unknown(place: str, key: str, known: list[str], owner: str) -> UsageError:
@@ -102,8 +124,8 @@ def _converted(name: str, kind: Any, value: Any) -> Any:
         return _converted_tuple(name, kind, value)
     if kind is bool and str(value).lower() in ("true", "false"):
         return str(value).lower() == "true"
-    if kind is str and isinstance(value, str):
-        return value
+    if kind is str and isinstance(value, (str, Path)):
+        return str(value)
     if kind in (int, float) and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         number = _number(value)
         if number is not None and (kind is float or number == number // 1):

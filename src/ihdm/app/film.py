@@ -45,6 +45,17 @@ class Film:
         """How many steps lead to level k."""
         return self.visited.index(k)
 
+    def nearest(self, step: int) -> int:
+        """The level, of those that are kept, to which the nearest number of steps leads."""
+        return min(self.levels, key=lambda k: abs(self.step(k) - step))
+
+    @property
+    def every(self) -> int:
+        """How many steps lead from one state that is kept to the next; 1 if the number varies."""
+        places = [self.step(k) for k in self.levels]
+        apart = {after - before for before, after in zip(places, places[1:])}
+        return apart.pop() if len(apart) == 1 else 1
+
     def some(self, count: int) -> list[Tensor]:
         """At most `count` of the states, evenly spaced, both ends included."""
         return [self.states[k] for k in some_of(self.levels, count)]

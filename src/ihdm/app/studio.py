@@ -16,7 +16,7 @@ from ihdm.app.numbers import whole, within
 from ihdm.data.images import Unreadable, open_picture
 from ihdm.data.single import read_one
 from ihdm.domains import ImageDomain
-from ihdm.errors import UsageError
+from ihdm.errors import IhdmError, UsageError
 from ihdm.execution import Execution
 from ihdm.model import Model
 from ihdm.noise import InterpolatedNoise, Noise, SeededNoise, mix_seed
@@ -179,8 +179,8 @@ class Studio:
         start, told = state.to(self.device).expand(n, -1, -1, -1), self.model.told(0 * numbers, seeds[0])
         return self._growth(start, SeededNoise(mix_seed(*seeds, level), numbers, self.shape), told, level)
 
-    def upload(self, file: str | Path | None) -> Upload:
-        """Read a picture that a visitor gave, and bring it to the model's size and colours."""
+    def upload(self, file: str | Path | None, negative: bool = False) -> Upload:
+        """Read a picture that a visitor gave, or its negative, and bring it to the model's size and colours."""
         if file is None:
             raise UsageError("First choose a picture, or press Blur one for me.")
         path = Path(file)
@@ -196,7 +196,11 @@ class Studio:
             image, blur_width, _ = read_one(path, self.shape, resize=True)
         except Unreadable as error:
             raise Unreadable(NO_PICTURE) from error  # without the name of a temporary file
-        return Upload(image, _note((width, height), (self.shape[2], self.shape[1])), blur_width)
+        except IhdmError as error:
+            raise IhdmError(f"{str(error).replace(str(path), 'That picture')}.") from error
+        return Upload(
+            1 - image if negative else image, _note((width, height), (self.shape[2], self.shape[1])), blur_width
+        )
 
     @property
     def restorer(self) -> Restorer:

@@ -284,7 +284,9 @@ def warn_of_frames(pictures: Pictures) -> None:
     with contextlib.suppress(Exception):  # damage after the first frame makes Pillow raise many kinds
         frames = int(getattr(picture, "n_frames", 1))
     if frames > 1 and getattr(picture, "format", "") != "MPO":  # a photograph with a small copy of itself
-        print(f"warning: only the first of {frames:,} frames or pages of {pictures.name(0)} is read", file=sys.stderr)
+        others = ", and only the first of any others" if len(pictures) > 1 else ""
+        of = f"{frames:,} frames or pages of {pictures.name(0)}"
+        print(f"warning: only the first of {of} is read{others}", file=sys.stderr)
 
 
 def warn_of(broken: dict[int, str], total: int, noun: str = "image") -> None:

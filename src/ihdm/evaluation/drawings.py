@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from ihdm import pictures
 from ihdm.data import Images
 from ihdm.domains import Domain
 from ihdm.evaluation.bound import Likelihood
-from ihdm.likelihood import bits_per_dimension, standard_error
+from ihdm.likelihood import Row, bits_per_dimension, standard_error
 from ihdm.metrics.neighbours import Neighbours
 from ihdm.metrics.spectra import ROUNDING, Rings
 from ihdm.plots import figure, plain_numbers
@@ -63,13 +64,19 @@ def likelihood(folder: Path, found: Likelihood) -> Path:
     path = folder / "likelihood.png"
     bits = {bound.row: bits_per_dimension(bound.total, found.dimensions) for bound in found.bounds}
     swept = {row.delta_ratio: values for row, values in bits.items() if row.delta_ratio is not None}
+    others = [row for row in bits if row.delta_ratio is None]
+    styles: dict[Row, dict[str, Any]] = {
+        row: {"color": f"C{number}"} for number, row in enumerate(others, 1 if swept else 0)
+    }
+    for number, row in enumerate(row for row in bits if row.delta_ratio is not None):  # one colour, ever paler
+        styles[row] = {"color": "C0", "alpha": 1 - 0.7 * number / max(1, len(swept) - 1)}
     of = f"{found.images:,} {found.noun}{'' if found.images == 1 else 's'}"
     with figure(path, columns=2 if swept else 1) as (*before, right):
         for left in before:
             means, errors = [float(b.mean()) for b in swept.values()], [standard_error(b) for b in swept.values()]
-            left.errorbar(list(swept), means, errors, marker="o", capsize=3, label="paper's steps")
-            for number, (row, values) in enumerate((row, v) for row, v in bits.items() if row.delta_ratio is None):
-                left.axhline(float(values.mean()), color=f"C{number + 1}", linestyle="--", label=row.name)
+            left.errorbar(list(swept), means, errors, marker="o", color="C0", capsize=3, label="paper's steps")
+            for row in others:
+                left.axhline(float(bits[row].mean()), **styles[row], linestyle="--", label=row.name)
             left.set(xlabel="delta / sigma", ylabel="bits / dimension", title=f"bounds on {of}")
             left.legend()
         k = torch.arange(2, found.K + 1)
@@ -77,7 +84,7 @@ def likelihood(folder: Path, found: Likelihood) -> Path:
         for row, values in zip(bits, found.by_level[1:].T):
             known = ~values.isnan()
             if not any(torch.equal(values[known], other) for other in drawn):  # some differ only in L_0
-                right.plot(k[known], values[known], label=row.name)
+                right.plot(k[known], values[known], label=row.name, **styles[row])
                 drawn.append(values[known])
         right.set(xlabel="level k", ylabel="L_(k-1), nats", title=f"terms of the bounds, {of}")
         right.legend()

@@ -59,8 +59,7 @@ class Program:
                 program = torch.export.export(self.function, one, dynamic_shapes=differing)
         except Exception as error:  # torch raises many kinds
             raise IhdmError(
-                f"the {self.name} of this model cannot be exported: it must be tensor arithmetic that reads none "
-                f"of their values, and no length except u.shape[0]; torch.export says: {first_line(error)}"
+                f"the {self.name} of this model cannot be exported: {self._obstacle(one, error)}"
             ) from error
         graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, GraphModule)]
         for node in itertools.chain(*(graph.nodes for graph in graphs)):
@@ -68,6 +67,18 @@ class Program:
             node.meta = kept  # the rest is source lines and paths of this machine
         program.example_inputs = None  # which would be pickled
         return program
+
+    def _obstacle(self, inputs: tuple[Tensor, ...], error: Exception) -> str:
+        """Why the function cannot be traced. torch.export does not say what fixed the number of images."""
+        try:
+            with quiet():
+                torch.export.export(self.function, inputs)  # for this number of images only
+        except Exception:
+            return f"it must be tensor arithmetic that reads no values; torch.export says: {first_line(error)}"
+        return (
+            "something in it fixes the number of images; take that number from u.shape[0], not from len(u), "
+            "which is a constant to torch.export, and let nothing else depend on it"
+        )
 
     def difference(self, run: Callable[..., Outputs]) -> float:
         """How far the results of `run` are from those of the function, in units of the largest value (at least 1)."""

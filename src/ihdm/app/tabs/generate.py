@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from ihdm import pictures
-from ihdm.app.film import MOST, Film
+from ihdm.app.film import Film
 from ihdm.app.job import QUIET, Bench, said, watched
 from ihdm.app.studio import MOST_IMAGES, Studio
 from ihdm.app.tabs.parts import PAGE, lead, offered, picture, random_seed, save_button, saved, seed
@@ -25,7 +25,7 @@ MOST_BUTTONS = 20  # with more labels than this, there is a list instead of butt
 
 def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
     lead(TEXT)
-    how, usual = sampling_row(studio.process, studio.process), min(studio.steps, MOST - 1)
+    how = sampling_row(studio.process, studio.process)
     with gr.Row(elem_classes="sides"):
         with gr.Column(scale=1, min_width=280):
             wanted = _label(studio.labels) if studio.labels else {}
@@ -37,7 +37,7 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
             bench = bench_for()
         with gr.Column(scale=2, min_width=300, elem_classes="results"):
             label = "From nothing (left) to picture (right)"
-            place = gr.Slider(0, usual, usual, step=1, label=label, interactive=False)
+            place = gr.Slider(0, studio.steps, studio.steps, step=1, label=label, interactive=False)
             page = picture("generated")
             words = gr.Markdown(elem_classes="words")
             with gr.Row():
@@ -52,14 +52,14 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
         moving = folder / f"ihdm-{seed:.0f}-growing.gif"
         pictures.animation(moving, list(made.states.values()))
         still = saved(draw(made.last), folder / f"ihdm-{seed:.0f}.png")
-        end = len(made.levels) - 1
-        slider = gr.update(maximum=end, value=end, interactive=True)
-        yield said("Done."), draw(made.last), slider, _words(studio, made, end), still, offered(moving), made
+        slider = gr.update(maximum=made.steps, value=made.steps, step=made.every, interactive=True)
+        yield said("Done."), draw(made.last), slider, _words(studio, made, 0), still, offered(moving), made
 
-    def scrub(made: Film | None, position: int) -> tuple[Any, Any]:
+    def scrub(made: Film | None, step: int) -> tuple[Any, Any]:
         if made is None:
             return gr.skip(), gr.skip()
-        return draw(made.states[made.levels[int(position)]]), _words(studio, made, int(position))
+        k = made.nearest(int(step))
+        return draw(made.states[k]), _words(studio, made, k)
 
     fields, results = [number, first, *wanted.values(), *how.values()], [page, place, words, png, gif, film]
     bench.begin(work, fields, results)
@@ -84,6 +84,5 @@ def draw(images: Tensor) -> Image.Image:
     return pictures.grid(images, columns, cell=PAGE // columns)
 
 
-def _words(studio: Studio, film: Film, position: int) -> str:
-    k = film.levels[position]
+def _words(studio: Studio, film: Film, k: int) -> str:
     return f"Step {film.step(k)} of {film.steps}: {studio.process.level_words(k)}."

@@ -26,6 +26,7 @@ from ihdm.restoration import Restored
 
 TEXT = """Blur destroys detail, so several sharp pictures can look the same when blurred. Give a blurred picture of the
 kind that the model knows. **The more the versions differ, the less the picture says; the spread map shows where.**"""
+INVERTED = "; its negative does: choose *Restore its negative*"
 MOST_VERSIONS, SMALL = 16, PAGE // 4
 
 
@@ -44,6 +45,7 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
             )
             example = gr.Button("Blur one for me", size="sm")
             blur = gr.Slider(0, widest, 0, step=0.1, label="Blur width in pixels", info="0: estimate it.")
+            negative = gr.Checkbox(label="Restore its negative", info="For example of black ink on white paper.")
             number = gr.Slider(2, MOST_VERSIONS, 8, step=1, label="How many versions")
             first = seed()
             make = gr.Button("Restore", variant="primary")
@@ -55,8 +57,10 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
             words = gr.Markdown(elem_classes="words")
             png = save_button("PNG")
 
-    def work(folder: Path, file: Any, blur: Any, n: Any, seed: Any, *given_how: Any) -> Iterator[tuple[Any, ...]]:
-        given = studio.upload(file)
+    def work(
+        folder: Path, file: Any, blur: Any, inverted: Any, n: Any, seed: Any, *given_how: Any
+    ) -> Iterator[tuple[Any, ...]]:
+        given = studio.upload(file, inverted)
         blur_width = within(blur, "The blur width", 0, widest) or given.blur_width
         if blur_width is None:
             yield said("Estimating the blur …"), *[gr.skip()] * 4
@@ -74,7 +78,7 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
         note += f"from there it took {film.steps} step{'s' if film.steps > 1 else ''}. "
         note += f"Spread: white is {100 * float(restored.spread.max()):.0f} % of full brightness."
         verdict = studio.restorer.verdict(seen)
-        note += f" **{verdict.words[0].upper()}{verdict.words[1:]}{'; its negative does' * verdict.inverted}.**"
+        note += f" **{verdict.words[0].upper()}{verdict.words[1:]}{INVERTED * verdict.inverted}.**"
         end = said("The model may not know such pictures." if verdict.unusual else "Done.")
         yield end, top, bottom, note.strip(), whole
 
@@ -89,7 +93,7 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
         for status, *found in work(folder, path, *given):
             yield status, path, *found
 
-    fields, results = [file, blur, number, first, *how.values()], [summary, versions, words, png]
+    fields, results = [file, blur, negative, number, first, *how.values()], [summary, versions, words, png]
     bench.begin(example_restored, [first, *fields[1:]], [file, *results])
     bench.connect(make, work, fields, results, rolls=(dice, [first]))
     bench.connect(example, blurring, [first], [file, *results], fields=[file])
