@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import io
 import json
 import os
@@ -115,6 +116,25 @@ finally: assert "torch" not in sys.modules"""
     done = subprocess.run([sys.executable, "-c", code, verb], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--help" in done.stdout
+
+
+def test_an_error_in_an_option_names_only_what_can_be_typed(capsys):
+    for words in (["--sampler", "exactt"], ["--steps", "many"], ["--device", "tpu"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(["sample", "mnist-ready", *words])
+        error = capsys.readouterr().err
+        assert words[0] in error and words[1] in error and "None" not in error
+    main([cli.COMPLETION, "bash"])
+    assert "'None'" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_puts_words_that_may_be_left_out_in_brackets(verb, capsys):
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    _, _, _, *usage = capsys.readouterr().out.split("\n\n")[0].replace("[-h] ", "").replace("[OPTIONS] ", "").split()
+    words = [each for each in inspect.signature(VERBS[verb]).parameters.values() if each.kind is each.POSITIONAL_ONLY]
+    assert [word.startswith("[") for word, _ in zip(usage, words)] == [word.default is not word.empty for word in words]
 
 
 @pytest.mark.skipif(not hasattr(select, "poll"), reason="pipes are not told apart there")
@@ -239,6 +259,8 @@ ON_ONE = {"sample": [], "restore": ["fit.png"], "evaluate": ["--data", "digits",
         ("model", ["--sampler", "exact", "--steps", "11"], "at most 10 steps, one for each level, not 11"),
         ("model", ["--sampler", "exact", "--order", "3"], "order must be at most 2, not 3"),
         ("model", ["--sampler", "exakt"], "exakt"),
+        ("model", ["--sampler", "None"], "None"),
+        ("model", ["--steps", "None"], "None"),
         (
             "filtered",
             ["--sampler", "exact"],
