@@ -605,6 +605,27 @@ def test_info_of_a_preset_and_of_a_model(model, capsys):
     assert "4x4 from level" in text and "(network.pyramid)" in text
 
 
+def test_info_looks_at_the_images_that_are_given(tmp_path, capsys, monkeypatch):
+    """Also if the preset fixes their size and channels. They are counted, and none of them is decoded."""
+    for split, count in {"train": 7, "test": 2}.items():
+        (tmp_path / "photos" / split).mkdir(parents=True)
+        for i in range(count):
+            (tmp_path / "photos" / split / f"{i}.png").write_bytes(b"never looked at")
+    main(["info", "cifar10-small", "--data", "photos", "--set", "data.flip=true"])
+    counted = "photos, 7 images to learn from and 2 held out, mirrored at random"
+    assert counted in capsys.readouterr().out
+    for preset in ("cifar10-small", "digits", "drums"):
+        refused(["info", preset, "--data", "nowhere"], 2, "no such folder or file: 'nowhere'", capsys)
+    (tmp_path / "empty").mkdir()
+    refused(["info", "cifar10-small", "--data", "empty"], 1, "holds no images", capsys)
+    (tmp_path / "photos" / "test").rename(tmp_path / "empty" / "test")
+    refused(["info", "cifar10-small", "--data", "empty"], 1, "has no training images, only: test", capsys)
+    monkeypatch.setattr("ihdm.data.sources.hub_splits", lambda *_, **__: pytest.fail("the hub was contacted"))
+    for source in ("hf:some/set", "cifar10"):
+        main(["info", "cifar10-small", "--data", source])
+        assert f"{source}\n" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_demo_makes_its_pictures_and_trains_only_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("ihdm.demo.LONGER", {"mnist-ready": 4, "cifar10-ready": 2})
