@@ -511,7 +511,7 @@ def test_a_data_path_in_any_script_is_found_again(tmp_path, capsys):
         Image.new("L", (8, 8), 80 * i).save(tmp_path / "фото 😀" / f"{i}.png")
     for _ in range(2):
         main(["train", "digits", "--data", "фото 😀", "--run", "run", *QUICK])
-    assert "continuing from step 4" in capsys.readouterr().out
+    assert "is already at step 4" in capsys.readouterr().out
 
 
 def test_settings_may_share_a_flag_and_a_moved_data_folder_may_go_on(tmp_path, capsys):
