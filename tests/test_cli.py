@@ -461,6 +461,19 @@ def test_restore_makes_pictures_and_says_what_it_found(model, tiny_images, tmp_p
     assert max(residual) < 2 * residual[0]  # an untrained model leaves [0, 1], and is clamped to it
 
 
+def test_restore_says_what_becomes_of_a_sharp_image(model, tmp_path, capsys):
+    """The linear estimate need not be the image itself, and is not said to be."""
+    chequered = 60 + 130 * (np.add.outer(np.arange(8), np.arange(8)) % 2)
+    Image.fromarray(chequered.astype(np.uint8)).save("sharp.png")
+    for width, begins in {"0": "that is next", "0.2": "that is next", "auto": "the image already looks sharp"}.items():
+        main(["restore", model, "sharp.png", "--blur-width", width, "--n", "2", "--out", width])
+        (said,) = [line for line in capsys.readouterr().out.splitlines() if "best linear estimate" in line]
+        assert said.startswith(begins) and said.endswith("give --blur-width PIXELS") == (width == "auto")
+        made, changed = pixels(width), float(said.split("differs from the image by ")[1].split("/255 (rms)")[0])
+        assert (made[0] == made[1]).all()
+        assert np.sqrt(np.square(made[0] - chequered).mean()) == pytest.approx(changed, abs=0.5)
+
+
 def test_restore_replaces_its_own_results_and_nothing_else(model, tiny_images, tmp_path, capsys):
     Image.fromarray(tiny_images.train[0, 0].numpy()).save("input.png")
     before = Path("input.png").read_bytes()
