@@ -375,6 +375,27 @@ def test_names_that_are_not_utf8_are_read_written_and_printed(model, tmp_path, c
     assert stop.value.code == 1 and b"broken\\udcfb.png is not an image" in capfdbinary.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["sample", "restore", "study"])
+def test_folders_that_cannot_be_created_are_refused_in_words(verb, model, capsys, monkeypatch):
+    """As the system answers; permissions do not bind the superuser, and so the answer is put into its mouth."""
+    Path("a-file").touch()
+    Image.new("L", (8, 8)).save("fit.png")
+    words = {"sample": [model], "restore": [model, "fit.png"], "study": ["sequence"]}[verb]
+    monkeypatch.setattr(Model, "runner", lambda *_: pytest.fail("work was begun"))
+    refused([verb, *words, "--out", "a-file/new"], 1, "the folder a-file/new cannot be created (Not a dir", capsys)
+    make = os.mkdir
+
+    def closed(path, *rest, **options):
+        if Path(path).parent == Path("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        make(path, *rest, **options)
+
+    Path("closed").mkdir()
+    monkeypatch.setattr(os, "mkdir", closed)
+    message = "the folder closed/new cannot be created (Permission denied); give another one"
+    refused([verb, *words, "--out", "closed/new"], 1, message, capsys)
+
+
 def test_a_terminal_that_knows_few_letters_is_put_up_with(model, monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
     monkeypatch.setattr("sys.stdout", terminal)
