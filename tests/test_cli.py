@@ -396,6 +396,20 @@ def test_folders_that_cannot_be_created_are_refused_in_words(verb, model, capsys
     refused([verb, *words, "--out", "closed/new"], 1, message, capsys)
 
 
+def test_images_that_others_write_meanwhile_are_left_as_they_are(model, capsys, monkeypatch):
+    """Two commands may find the same folder empty; the second to write does not replace what the first wrote."""
+    made = Model.sample_batches
+
+    def meanwhile(*words, **options):
+        Path("out/000001.png").write_bytes(b"of another command")
+        return made(*words, **options)
+
+    monkeypatch.setattr(Model, "sample_batches", meanwhile)
+    message = "another program has written out/000001.png in the meantime"
+    refused(["sample", model, "--n", "3", "--out", "out"], 1, message, capsys)
+    assert Path("out/000001.png").read_bytes() == b"of another command"
+
+
 def test_a_terminal_that_knows_few_letters_is_put_up_with(model, monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
     monkeypatch.setattr("sys.stdout", terminal)
