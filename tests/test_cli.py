@@ -213,6 +213,12 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch, capsys):
         (["restore", "model", "fit.png", "--delta-ratio", "nan"], 2, "delta_ratio must be a finite number"),
         (["restore", "model", "fit.png", "--out", "a-file"], 1, "a-file"),
         (["info", "./nowhere"], 1, "no model folder"),
+        (["sample", "nothere"], 1, "no model folder nothere"),
+        (["export", "nothere", "new", "--format", "torch"], 1, "no model folder nothere"),
+        (["train", "nope.toml"], 1, "cannot read nope.toml"),
+        (["train", "digitz"], 2, "did you mean 'digits'"),
+        (["train", "digits", "--data", "./nowhere"], 1, "there is no ./nowhere"),
+        (["train", "digits", "--data", "nowhere"], 2, "no such folder or file: 'nowhere'"),
         (["info", "model", "--set", "process.K=3"], 2, "go with a preset"),
     ],
 )
