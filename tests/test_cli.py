@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import io
 import json
 import os
@@ -117,6 +118,25 @@ finally: assert "torch" not in sys.modules"""
     assert "--help" in done.stdout
 
 
+def test_an_error_in_an_option_names_only_what_can_be_typed(capsys):
+    for words in (["--sampler", "exactt"], ["--steps", "many"], ["--device", "tpu"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(["sample", "mnist-ready", *words])
+        error = capsys.readouterr().err
+        assert words[0] in error and words[1] in error and "None" not in error
+    main([cli.COMPLETION, "bash"])
+    assert "'None'" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_puts_words_that_may_be_left_out_in_brackets(verb, capsys):
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    _, _, _, *usage = capsys.readouterr().out.split("\n\n")[0].replace("[-h] ", "").replace("[OPTIONS] ", "").split()
+    words = [each for each in inspect.signature(VERBS[verb]).parameters.values() if each.kind is each.POSITIONAL_ONLY]
+    assert [word.startswith("[") for word, _ in zip(usage, words)] == [word.default is not word.empty for word in words]
+
+
 @pytest.mark.skipif(not hasattr(select, "poll"), reason="pipes are not told apart there")
 @pytest.mark.parametrize("words", [["settings"], ["sample", "--help"]])
 def test_output_that_nobody_reads_to_its_end_is_no_error(words):
@@ -193,6 +213,12 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch, capsys):
         (["restore", "model", "fit.png", "--delta-ratio", "nan"], 2, "delta_ratio must be a finite number"),
         (["restore", "model", "fit.png", "--out", "a-file"], 1, "a-file"),
         (["info", "./nowhere"], 1, "no model folder"),
+        (["sample", "nothere"], 1, "no model folder nothere"),
+        (["export", "nothere", "new", "--format", "torch"], 1, "no model folder nothere"),
+        (["train", "nope.toml"], 1, "cannot read nope.toml"),
+        (["train", "digitz"], 2, "did you mean 'digits'"),
+        (["train", "digits", "--data", "./nowhere"], 1, "there is no ./nowhere"),
+        (["train", "digits", "--data", "nowhere"], 2, "no such folder or file: 'nowhere'"),
         (["info", "model", "--set", "process.K=3"], 2, "go with a preset"),
     ],
 )
@@ -239,6 +265,8 @@ ON_ONE = {"sample": [], "restore": ["fit.png"], "evaluate": ["--data", "digits",
         ("model", ["--sampler", "exact", "--steps", "11"], "at most 10 steps, one for each level, not 11"),
         ("model", ["--sampler", "exact", "--order", "3"], "order must be at most 2, not 3"),
         ("model", ["--sampler", "exakt"], "exakt"),
+        ("model", ["--sampler", "None"], "None"),
+        ("model", ["--steps", "None"], "None"),
         (
             "filtered",
             ["--sampler", "exact"],
@@ -353,6 +381,41 @@ def test_names_that_are_not_utf8_are_read_written_and_printed(model, tmp_path, c
     assert stop.value.code == 1 and b"broken\\udcfb.png is not an image" in capfdbinary.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["sample", "restore", "study"])
+def test_folders_that_cannot_be_created_are_refused_in_words(verb, model, capsys, monkeypatch):
+    """As the system answers; permissions do not bind the superuser, and so the answer is put into its mouth."""
+    Path("a-file").touch()
+    Image.new("L", (8, 8)).save("fit.png")
+    words = {"sample": [model], "restore": [model, "fit.png"], "study": ["sequence"]}[verb]
+    monkeypatch.setattr(Model, "runner", lambda *_: pytest.fail("work was begun"))
+    refused([verb, *words, "--out", "a-file/new"], 1, "the folder a-file/new cannot be created (Not a dir", capsys)
+    make = os.mkdir
+
+    def closed(path, *rest, **options):
+        if Path(path).parent == Path("closed"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        make(path, *rest, **options)
+
+    Path("closed").mkdir()
+    monkeypatch.setattr(os, "mkdir", closed)
+    message = "the folder closed/new cannot be created (Permission denied); give another one"
+    refused([verb, *words, "--out", "closed/new"], 1, message, capsys)
+
+
+def test_images_that_others_write_meanwhile_are_left_as_they_are(model, capsys, monkeypatch):
+    """Two commands may find the same folder empty; the second to write does not replace what the first wrote."""
+    made = Model.sample_batches
+
+    def meanwhile(*words, **options):
+        Path("out/000001.png").write_bytes(b"of another command")
+        return made(*words, **options)
+
+    monkeypatch.setattr(Model, "sample_batches", meanwhile)
+    message = "another program has written out/000001.png in the meantime"
+    refused(["sample", model, "--n", "3", "--out", "out"], 1, message, capsys)
+    assert Path("out/000001.png").read_bytes() == b"of another command"
+
+
 def test_a_terminal_that_knows_few_letters_is_put_up_with(model, monkeypatch):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
     monkeypatch.setattr("sys.stdout", terminal)
@@ -439,6 +502,19 @@ def test_restore_makes_pictures_and_says_what_it_found(model, tiny_images, tmp_p
     assert max(residual) < 2 * residual[0]  # an untrained model leaves [0, 1], and is clamped to it
 
 
+def test_restore_says_what_becomes_of_a_sharp_image(model, tmp_path, capsys):
+    """The linear estimate need not be the image itself, and is not said to be."""
+    chequered = 60 + 130 * (np.add.outer(np.arange(8), np.arange(8)) % 2)
+    Image.fromarray(chequered.astype(np.uint8)).save("sharp.png")
+    for width, begins in {"0": "that is next", "0.2": "that is next", "auto": "the image already looks sharp"}.items():
+        main(["restore", model, "sharp.png", "--blur-width", width, "--n", "2", "--out", width])
+        (said,) = [line for line in capsys.readouterr().out.splitlines() if "best linear estimate" in line]
+        assert said.startswith(begins) and said.endswith("give --blur-width PIXELS") == (width == "auto")
+        made, changed = pixels(width), float(said.split("differs from the image by ")[1].split("/255 (rms)")[0])
+        assert (made[0] == made[1]).all()
+        assert np.sqrt(np.square(made[0] - chequered).mean()) == pytest.approx(changed, abs=0.5)
+
+
 def test_restore_replaces_its_own_results_and_nothing_else(model, tiny_images, tmp_path, capsys):
     Image.fromarray(tiny_images.train[0, 0].numpy()).save("input.png")
     before = Path("input.png").read_bytes()
@@ -489,7 +565,7 @@ def test_a_data_path_in_any_script_is_found_again(tmp_path, capsys):
         Image.new("L", (8, 8), 80 * i).save(tmp_path / "фото 😀" / f"{i}.png")
     for _ in range(2):
         main(["train", "digits", "--data", "фото 😀", "--run", "run", *QUICK])
-    assert "continuing from step 4" in capsys.readouterr().out
+    assert "is already at step 4" in capsys.readouterr().out
 
 
 def test_settings_may_share_a_flag_and_a_moved_data_folder_may_go_on(tmp_path, capsys):
@@ -581,6 +657,27 @@ def test_info_of_a_preset_and_of_a_model(model, capsys):
     text = capsys.readouterr().out
     assert "7 steps on blobs" in text and "8x8 in grey" in text and "with 16 images at a time" in text
     assert "4x4 from level" in text and "(network.pyramid)" in text
+
+
+def test_info_looks_at_the_images_that_are_given(tmp_path, capsys, monkeypatch):
+    """Also if the preset fixes their size and channels. They are counted, and none of them is decoded."""
+    for split, count in {"train": 7, "test": 2}.items():
+        (tmp_path / "photos" / split).mkdir(parents=True)
+        for i in range(count):
+            (tmp_path / "photos" / split / f"{i}.png").write_bytes(b"never looked at")
+    main(["info", "cifar10-small", "--data", "photos", "--set", "data.flip=true"])
+    counted = "photos, 7 images to learn from and 2 held out, mirrored at random"
+    assert counted in capsys.readouterr().out
+    for preset in ("cifar10-small", "digits", "drums"):
+        refused(["info", preset, "--data", "nowhere"], 2, "no such folder or file: 'nowhere'", capsys)
+    (tmp_path / "empty").mkdir()
+    refused(["info", "cifar10-small", "--data", "empty"], 1, "holds no images", capsys)
+    (tmp_path / "photos" / "test").rename(tmp_path / "empty" / "test")
+    refused(["info", "cifar10-small", "--data", "empty"], 1, "has no training images, only: test", capsys)
+    monkeypatch.setattr("ihdm.data.sources.hub_splits", lambda *_, **__: pytest.fail("the hub was contacted"))
+    for source in ("hf:some/set", "cifar10"):
+        main(["info", "cifar10-small", "--data", source])
+        assert f"{source}\n" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -207,7 +207,7 @@ def test_the_pages_commands_run_as_they_stand_there(example, tmp_path, monkeypat
     assert {"train", "sample", "info", "evaluate"} <= set(said)
     assert "fading" in said["info"] and "log spectral distance" in said["evaluate"]
     cli.main(["train", *rest_of_training(lines)])
-    assert "continuing from step 2 of 2" in capsys.readouterr().out
+    assert "is already at step 2; nothing to do" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         cli.main(["likelihood", "runs/faded", "--data", "digits"])
     assert "fading has no likelihood" in capsys.readouterr().err

@@ -116,6 +116,22 @@ def test_another_number_of_steps_is_announced_where_it_matters(tiny_config, tiny
     assert "trainer.steps was 6, is 7" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("steps", [4, 6])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_run_that_is_as_far_as_asked_stays_as_it_is(tiny_config, tiny_images, tmp_path, capsys, steps, whole):
+    """It says so in a line, without a bar, and writes its model again if that is missing."""
+    config = tiny_config.with_settings(["trainer.decay=0.5"])
+    run = train(config, tiny_images, tmp_path / "run").run
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    if not whole:
+        shutil.rmtree(run / "model")
+    capsys.readouterr()
+    trainer = Trainer(config.with_settings([f"trainer.steps={steps}"]), tiny_images, run)
+    assert trainer.train() and trainer.step == 6
+    assert capsys.readouterr() == (f"{run} is already at step 6; nothing to do for trainer.steps={steps}\n", "")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
 def poison(trainer: Trainer, bad: Callable[[int], bool]) -> None:
     """Let the network answer with nan at some steps."""
     training, network = trainer.training, trainer.training.network

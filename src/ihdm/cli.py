@@ -9,8 +9,17 @@ import select
 import sys
 import textwrap
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from types import NoneType
+from typing import Any, get_args
 
 import tyro
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    UnsupportedTypeAnnotationError,
+)
 
 from ihdm import __version__
 from ihdm.config import presets, shipped
@@ -38,6 +47,7 @@ LESS_MEMORY = (
     "or use smaller images or networks; ihdm info says how much is needed"
 )
 
+OPTIONS = ConstructorRegistry()  # what differs from tyro in how options are typed
 AS_TYPED = (tyro.conf.FlagCreatePairsOff,)  # offer --open without a --no-open
 COMPLETION = "--tyro-print-completion"
 FILES_TOO = {  # changes to tyro's scripts, which complete file names only after an option
@@ -113,7 +123,21 @@ def _run(words: list[str]) -> None:
     elif words[0] not in VERBS:
         raise unknown("command", words[0], VERBS)
     else:
-        tyro.cli(VERBS[words[0]], prog=f"ihdm {words[0]}", args=words[1:], config=AS_TYPED)
+        with OPTIONS:
+            tyro.cli(VERBS[words[0]], prog=f"ihdm {words[0]}", args=words[1:], config=AS_TYPED)
+
+
+@OPTIONS.primitive_rule
+def _left_out(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | UnsupportedTypeAnnotationError | None:
+    """How an option is typed that has None for "left out"; tyro by itself would take the word None, and offer it."""
+    kinds = get_args(option.type)
+    if len(kinds) != 2 or NoneType not in kinds:
+        return None
+    kind = kinds[0] if kinds[1] is NoneType else kinds[1]
+    spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, option.markers))
+    if not isinstance(spec, PrimitiveConstructorSpec):
+        return spec
+    return replace(spec, is_instance=lambda value: value is None or spec.is_instance(value))
 
 
 def _nobody_reads() -> bool:
@@ -132,7 +156,7 @@ def _completion(shell: str) -> str:
     """The script that lets a shell complete what is typed after ihdm."""
     if shell not in FILES_TOO:
         raise UsageError(f"{COMPLETION} takes the name of a shell, {' or '.join(FILES_TOO)}")
-    with contextlib.redirect_stdout(io.StringIO()) as script, contextlib.suppress(SystemExit):
+    with contextlib.redirect_stdout(io.StringIO()) as script, contextlib.suppress(SystemExit), OPTIONS:
         tyro.extras.subcommand_cli_from_dict(VERBS, prog="ihdm", args=[COMPLETION, shell], config=AS_TYPED)
     lines = script.getvalue().replace(*FILES_TOO[shell]).splitlines()
     # The script would take each line of a help text in tyro's table of options for a completion of its own.

@@ -8,9 +8,11 @@ from functools import partial
 import torch
 
 from ihdm import memory
-from ihdm.config import Config
-from ihdm.data import data_domain, labels_of
+from ihdm.config import Config, DataConfig
+from ihdm.data import data_domain, labels_of, split_off
+from ihdm.data.sources import MADE_HERE, locate, open_source
 from ihdm.disk import size_words
+from ihdm.errors import IhdmError
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network
@@ -22,7 +24,8 @@ SAMPLE_BATCH = 16
 
 
 def preset(config: Config) -> dict[str, str]:
-    """The model that a configuration would train."""
+    """The model that a configuration would train, and on what. Data that should be on this machine must be there."""
+    amount = _amount(config.data)
     labels = labels_of(config.data)
     described = ModelConfig.of(config, data_domain(config.data), labels=labels)
     shape, noun = described.shape, described.domain.noun
@@ -38,7 +41,7 @@ def preset(config: Config) -> dict[str, str]:
     return rows | {
         "sampling": sampling,
         "to train": f"about {words}, with {part} {noun}s at a time",
-        "data": f"{data.source}{', mirrored at random' * data.flip}{', with labels' * data.labels}",
+        "data": f"{data.source}{amount}{', mirrored at random' * data.flip}{', with labels' * data.labels}",
         "training": f"{trainer.steps:,} steps of {trainer.batch_size} {noun}s, learning rate {trainer.lr:g}",
     }
 
@@ -57,6 +60,20 @@ def model(name: str) -> dict[str, str]:
     sees_less = hasattr(config.network, "pyramid") and loaded.process.predicts_alone(config.process)
     enough = coarse.words(loaded.process) if sees_less else ""
     return rows | ({"grids that suffice": f"{enough} (network.pyramid)"} if enough else {})
+
+
+def _amount(data: DataConfig) -> str:
+    """How many images there are. Nothing where that takes long: in a stream, on the hub, or of data of other kinds."""
+    if not data.source:
+        return ""
+    at_hand = data.source in MADE_HERE or not isinstance(locate(data.source), str)
+    if not at_hand or data.stream or data.kind != "images":
+        return ""
+    splits = open_source(data.source)
+    if not len(splits.get("train", ())):
+        raise IhdmError(f"{data.source} has no training images, only: {', '.join(splits) or 'nothing'}")
+    train, held_out = split_off(splits["train"], splits.get("test"), data.holdout)
+    return f", {len(train):,} images to learn from and {len(held_out):,} held out"
 
 
 def _rows(config: ModelConfig) -> dict[str, str]:

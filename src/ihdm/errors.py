@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 
 class IhdmError(Exception):
-    """A failed job: unreadable data, a damaged model. The command line exits with 1."""
+    """A failed job: data or a model that is not there or damaged. The command line exits with 1."""
 
     exit_code = 1
 
 
 class UsageError(IhdmError, ValueError):
-    """A wrong request: an unknown name, an impossible setting. The command line exits with 2."""
+    """A wrong request: an unknown preset or setting, an impossible value. The command line exits with 2."""
 
     exit_code = 2
 

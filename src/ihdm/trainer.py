@@ -112,6 +112,11 @@ class Trainer:
             finally:
                 self.batches.close()
                 self.writer.wait()
+        return self.ended
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last step, or one beyond, has been taken."""
         return self.step >= self.config.trainer.steps
 
     def _batches(self, images: Images) -> Batches | StreamedBatches:
@@ -127,9 +132,9 @@ class Trainer:
         settings = self.config.trainer
         log = None
         if self.accelerator.is_main_process:
-            log = Log(self.run, self.step, self._tracker())
+            log = Log(self.run, self.step, None if self.ended else self._tracker())
         with stop_requests() as asked, self._bar() as bar:
-            while self.step < settings.steps:
+            while not self.ended:
                 with memory.advice(self.training.smaller_parts):
                     facts = self._train_steps(self._next_stop(), bar, asked)
                 if log and facts:
@@ -220,7 +225,7 @@ class Trainer:
 
     def _resume(self) -> None:
         """Continue from the newest checkpoint, or start the run folder."""
-        facts = checkpoint.resume(self.run / "checkpoints", self.training.state)
+        facts, config = checkpoint.resume(self.run / "checkpoints", self.training.state), self.config
         if facts is not None:
             if facts["data"] != self.fingerprint:
                 raise UsageError(
@@ -229,14 +234,18 @@ class Trainer:
                 )
             self.step = facts["step"]
             self.batches.go_on(self.step, facts["places"])
-            self.say(f"continuing from step {self.step:,} of {self.config.trainer.steps:,} in {self.run}")
             path = self.run / "config.toml"
-            before = config_from_toml(read_text(path), str(path)).trainer
-            self._warn_of_another_end(before.steps)
-            self._warn_of_another_division(facts["processes"], before.accumulate)
+            before, steps = config_from_toml(read_text(path), str(path)).trainer, config.trainer.steps
+            if not self.ended:
+                self.say(f"continuing from step {self.step:,} of {steps:,} in {self.run}")
+                self._warn_of_another_end(before.steps)
+                self._warn_of_another_division(facts["processes"], before.accumulate)
+            else:
+                self.say(f"{self.run} is already at step {self.step:,}; nothing to do for trainer.steps={steps}")
+                config = config.with_settings([f"trainer.steps={before.steps}"])  # those that it was trained for
         if self.accelerator.is_main_process:
             self.run.mkdir(parents=True, exist_ok=True)
-            replaced_text(self.run / "config.toml", config_to_toml(self.config))
+            replaced_text(self.run / "config.toml", config_to_toml(config))
         if facts is not None and self._agreed(self.accelerator.is_main_process and not self._model_is_there()):
             model = self.trained_model()
             if self.accelerator.is_main_process:
@@ -289,7 +298,7 @@ class Trainer:
                     checkpoint.save(run / "checkpoints", snapshot, settings.keep, settings.keep_every)
 
             self.writer.start(write)
-            if self.step >= settings.steps:
+            if self.ended:
                 self.writer.wait()
         self.accelerator.wait_for_everyone()
 
@@ -353,7 +362,7 @@ class Trainer:
             total=self.config.trainer.steps,
             desc="training",
             unit="step",
-            disable=not self.accelerator.is_main_process,
+            disable=not self.accelerator.is_main_process or self.ended,
             mininterval=0.3,
             leave=True,
         )

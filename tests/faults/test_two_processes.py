@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -166,6 +167,11 @@ def test_divided_weights_take_the_same_steps_and_go_on_from_a_checkpoint(tmp_pat
     assert (tmp_path / "run" / "samples" / "step-00000006.png").exists()
     alone(tmp_path / "run", *words, "trainer.steps=7")
     assert "continuing from step 6" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "run" / "model")
+    out = finished(start(tmp_path / "run", 2, *words, divided, "trainer.steps=5"))
+    assert "is already at step 7; nothing to do for trainer.steps=5" in out and "done" in out
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    assert "\nsteps = 7\n" in (tmp_path / "run" / "config.toml").read_text()
 
 
 def test_weights_can_be_divided_among_several_processes_only(tmp_path, capsys):

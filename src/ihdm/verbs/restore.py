@@ -119,13 +119,20 @@ def _say(found: Restored, domain: Domain, found_by: str, K: int) -> None:
             f"give --blur-width {domain.unit.upper()}S"
         )
     if not seen.level:
-        print(f"the {noun} already looks sharp and is left as is; if it is blurred, give --blur-width")
+        estimated = found_by == "estimated"
+        sharp = f"the {noun} already looks sharp" if estimated else "that is next to no blur"
+        if_not = f"; if it is blurred, give --blur-width {domain.unit.upper()}S" if estimated else ""
+        changed = float((found.images[0] - seen.image).square().mean().sqrt())
+        print(
+            f"{sharp}, so the network is not used: all samples are the best linear estimate, which differs from the "
+            f"{noun} by {domain.difference_words(changed)} (rms){if_not}"
+        )
     residual = seen.residual(found.images)
     print(f"blurred again, the samples differ from the {noun} by {domain.difference_words(residual)} (rms)")
     if 255 * residual > MUCH:
         print(
-            f"that is a lot: the blur may be another one, or the model may not know such {noun}s; try --blur-width "
-            f"{domain.unit.upper()}S"
+            f"that is a lot: the blur may be another one, or the model may not know such {noun}s; try "
+            f"{'another ' * (found_by == 'given')}--blur-width {domain.unit.upper()}S"
         )
 
 

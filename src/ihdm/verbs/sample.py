@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, arg
 
-from ihdm.errors import UsageError
+from ihdm.errors import IhdmError, UsageError
 from ihdm.verbs.words import (
     AS_THE_MODEL_HAS_IT,
     AS_USUAL,
@@ -25,6 +25,7 @@ from ihdm.verbs.words import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ihdm.domains import Domain
     from ihdm.model import Model
     from ihdm.workers import Workers
 
@@ -121,11 +122,22 @@ def _make(
     labels = _in_turn(label, share)
     for batch in model.sample_batches(len(share), seed, first=share.start, labels=labels, **options):
         for image in batch if out else ():
-            domain.write(image, out / f"{number:06d}{domain.suffix}")  # type: ignore[operator]
+            _write(image, domain, out / f"{number:06d}{domain.suffix}")  # type: ignore[operator]
             number += 1
         if together:
             kept.append(batch)
     return team.join(torch.cat(kept))
+
+
+def _write(image: Tensor, domain: Domain, path: Path) -> None:
+    """Write an image to a new file. The folder was empty, but another command may have begun to fill it since."""
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError as error:
+        raise IhdmError(
+            f"another program has written {path} in the meantime; that is left as it is; give another folder"
+        ) from error
+    domain.write(image, path)
 
 
 def _in_turn(labels: Sequence[str], numbers: range) -> list[str] | None:

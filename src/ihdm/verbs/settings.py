@@ -7,7 +7,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 
-def settings(name: Annotated[Positional[str], arg(metavar="NAME", help_behavior_hint="")] = "", /) -> None:
+def settings(name: Annotated[Positional[str], arg(metavar="[NAME]", help_behavior_hint="")] = "", /) -> None:
     """List the settings that --set can change, with defaults.
 
     Args:

@@ -15,7 +15,7 @@ from ihdm.verbs.words import Settings, check_folder
 
 
 def study(
-    name: Annotated[Positional[str | None], arg(metavar="NAME", help_behavior_hint="")] = None,
+    name: Annotated[Positional[str | None], arg(metavar="[NAME]", help_behavior_hint="")] = None,
     /,
     list: bool = False,
     model: Annotated[str | None, arg(metavar="MODEL", help_behavior_hint="")] = None,

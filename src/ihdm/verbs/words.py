@@ -103,7 +103,11 @@ def check_folder(folder: Path) -> None:
     """Create a folder, and refuse one that cannot be written to, before anything is computed."""
     if folder.exists() and not folder.is_dir():
         raise IhdmError(f"{folder} is a file, not a folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # a parent is read-only, or a file
+        why = error.strerror or type(error).__name__
+        raise IhdmError(f"the folder {folder} cannot be created ({why}); give another one") from error
     if not os.access(folder, os.W_OK):
         raise IhdmError(f"the folder {folder} cannot be written to; change its permissions, or give another one")
 
