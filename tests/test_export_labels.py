@@ -169,8 +169,8 @@ def test_a_folder_for_torch_takes_labels(unet, tmp_path, monkeypatch):
         "unknown label 'rigth'; did you mean 'right'?": {"labels": "rigth"},
         "unknown label '4'; one of: left, middle, right": {"labels": 4},
         "one for each of 2, not 1": {"labels": ["left"]},
-        "guidance is a number from 0 .* not -0.5": {"labels": "left", "guidance": -0.5},
-        "guidance is a number from 0 .* not nan": {"guidance": float("nan")},
+        "guidance must be a number from 0 .* not -0.5": {"labels": "left", "guidance": -0.5},
+        "guidance must be a number from 0 .* not nan": {"guidance": float("nan")},
     }
     for words, options in wrong.items():
         with pytest.raises(ValueError, match=words):
