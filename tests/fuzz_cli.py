@@ -94,7 +94,8 @@ OPTIONS: dict[str, dict[str, str]] = {
     "unpack": {},
     "demo": {"out": "path", "set": "set"},
 }
-SAMPLING = {"sampler": "sampler", "steps": "number", "eta": "number", "order": "number", "delta-ratio": "number"}
+SAMPLING = {"sampler": "sampler", "steps": "number", "eta": "number", "order": "number"}
+SAMPLING |= {"corrected": "text", "delta-ratio": "number"}
 COMPUTING = {"batch-size": "number", "device": "text", "precision": "text"}
 for verb in ("sample", "restore", "evaluate"):
     OPTIONS[verb] |= SAMPLING | COMPUTING

@@ -264,6 +264,12 @@ ON_ONE = {"sample": [], "restore": ["fit.png"], "evaluate": ["--data", "digits",
         ("model", ["--sampler", "exact", "--steps", "0"], "steps must be at least 1, not 0"),
         ("model", ["--sampler", "exact", "--steps", "11"], "at most 10 steps, one for each level, not 11"),
         ("model", ["--sampler", "exact", "--order", "3"], "order must be at most 2, not 3"),
+        (
+            "model",
+            ["--sampler", "paper", "--corrected", "true"],
+            "corrected is for the sampler 'exact', not for 'paper'",
+        ),
+        ("model", ["--corrected", "None"], "Expected one of ('true',"),
         ("model", ["--sampler", "exakt"], "exakt"),
         ("model", ["--sampler", "None"], "None"),
         ("model", ["--steps", "None"], "None"),
@@ -272,9 +278,21 @@ ON_ONE = {"sample": [], "restore": ["fit.png"], "evaluate": ["--data", "digits",
             ["--sampler", "exact"],
             "exact steps need the heat equation (process.blur=heat); take the paper's",
         ),
-        ("diffusion", ["--sampler", "exact"], "sampling by denoising diffusion has: steps, eta, order, clip"),
-        ("diffusion", ["--sampler", "paper"], "sampling by denoising diffusion has: steps, eta, order, clip"),
-        ("diffusion", ["--delta-ratio", "1"], "sampling by denoising diffusion has: steps, eta, order, clip"),
+        (
+            "diffusion",
+            ["--sampler", "exact"],
+            "sampling by denoising diffusion has: steps, eta, order, corrected, clip",
+        ),
+        (
+            "diffusion",
+            ["--sampler", "paper"],
+            "sampling by denoising diffusion has: steps, eta, order, corrected, clip",
+        ),
+        (
+            "diffusion",
+            ["--delta-ratio", "1"],
+            "sampling by denoising diffusion has: steps, eta, order, corrected, clip",
+        ),
         ("diffusion", ["--eta", "1.5"], "eta must be at most 1, not 1.5"),
         ("diffusion", ["--steps", "0"], "steps must be at least 1, not 0"),
         ("model", ["--sampler", "momentum"], "must be one of 'paper', 'exact', not 'momentum'"),
@@ -323,6 +341,8 @@ def test_samples_are_made_by_the_steps_that_are_asked_for(model, others, capsys)
         "again": ["--sampler", "exact", "--steps", "3", "--eta", "0"],
         "fresh": ["--sampler", "exact", "--steps", "3", "--eta", "1"],
         "first": ["--sampler", "exact", "--steps", "3", "--eta", "0", "--order", "1"],
+        "corrected": ["--sampler", "exact", "--steps", "3", "--eta", "0", "--corrected", "true"],
+        "not": ["--sampler", "exact", "--steps", "3", "--eta", "0", "--corrected", "false"],
         "every": ["--sampler", "exact", "--eta", "0"],
     }
     for out, words in ways.items():
@@ -330,7 +350,8 @@ def test_samples_are_made_by_the_steps_that_are_asked_for(model, others, capsys)
     made = {out: pixels(out) for out in ways}
     assert all(images.shape == (3, 8, 8) for images in made.values())
     assert np.array_equal(made["paper"], made["named"]) and np.array_equal(made["exact"], made["again"])
-    different = ["paper", "noisy", "exact", "fresh", "first", "every"]
+    assert np.array_equal(made["exact"], made["not"])
+    different = ["paper", "noisy", "exact", "fresh", "first", "corrected", "every"]
     assert len({made[out].tobytes() for out in different}) == len(different)
     expected = Model.from_pretrained(model).sample(3, sampler="exact", steps=3, eta=0.0) * 255
     assert np.abs(made["exact"] - expected[:, 0].numpy()).max() < 0.6

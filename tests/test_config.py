@@ -171,7 +171,13 @@ def test_another_process_has_settings_of_its_own():
     baseline = changed.with_settings(["process.kind=ddpm", "process.betas=cosine", "sampling.eta=0.5"])
     assert changed.with_settings(["process.kind=ddpm"]).sampling.eta == 1  # not the ratio of delta to sigma
     assert baseline.tree()["process"] == {"kind": "ddpm", "K": 50, "betas": "cosine"}
-    assert baseline.tree()["sampling"] == {"steps": "auto", "eta": 0.5, "order": 1, "clip": True}
+    assert baseline.tree()["sampling"] == {
+        "steps": "auto",
+        "eta": 0.5,
+        "order": 1,
+        "corrected": False,
+        "clip": True,
+    }
     assert load_config("mnist-ddpm").process.K == 1000
     with pytest.raises(UsageError, match="the process ddpm has: K, betas"):
         Config().with_settings(["process.kind=ddpm", "process.sigma=0.1"])

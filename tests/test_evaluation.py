@@ -518,7 +518,7 @@ def test_samples_are_measured_as_they_are_asked_for(files, capsys):
         (
             ["evaluate", "diffusion", "--data", "images.npz", "--delta-ratio", "1"],
             2,
-            "sampling by denoising diffusion has: steps, eta, order, clip",
+            "sampling by denoising diffusion has: steps, eta, order, corrected, clip",
         ),
         (["likelihood", "diffusion", "--data", "images.npz", "--delta-ratio", "1"], 2, "leave out delta_ratio"),
     ],

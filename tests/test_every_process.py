@@ -29,6 +29,13 @@ ALL = [(kind, name) for kind, cases in laws.CASES.items() for name in cases]
 NOISY = [(kind, name) for kind, name in ALL if kind not in laws.WITHOUT_NOISE]
 COUNT = 20_000
 EXACT = {"sampler": "exact"}  # for those that have a choice
+WAYS = {
+    "plain": {"order": 1},
+    "corrected": {"order": 1, "corrected": True},
+    "second order": {"order": 2},
+    "second order, corrected": {"order": 2, "corrected": True},
+}
+refined = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 
 @pytest.fixture(params=ALL, ids=" ".join)
@@ -131,28 +138,52 @@ def law_at_level_1(case, **sampling):
 @noisy
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
 def test_samples_have_the_law_of_the_data(case, eta):
-    """The mean for any number of steps, the variance the better the more there are, and sooner in second order."""
-    worst, orders = {}, (1, 2) if hasattr(case.process.sampling, "order") else (1,)
-    for order, steps in itertools.product(orders, (100, 50, 25)):
-        shift, ratio = law_at_level_1(case, eta=eta, order=order, steps=steps)
+    """The mean for any number of steps, the variance the better the more there are, and sooner if steps are refined."""
+    worst, ways = {}, list(WAYS) if hasattr(case.process.sampling, "order") else ["plain"]
+    for way, steps in itertools.product(ways, (100, 50, 25)):
+        shift, ratio = law_at_level_1(case, eta=eta, steps=steps, **WAYS[way])
         torch.testing.assert_close(shift, 0 * shift, atol=1e-9, rtol=0)
-        worst[order, steps] = float((ratio - 1).abs().max())
+        worst[way, steps] = float((ratio - 1).abs().max())
     for steps in (100, 50):
-        assert worst[1, steps] < 0.85 * worst[1, steps // 2]
-    assert worst[1, 100] < 0.3
-    if 2 in orders:
-        assert worst[2, 100] < 0.1
-        assert all(worst[2, steps] < worst[1, steps] for steps in (100, 50, 25))
+        assert worst["plain", steps] < 0.85 * worst["plain", steps // 2]
+    assert worst["plain", 100] < 0.3
+    for way in ways[1:]:
+        assert worst[way, 100] < (0.1 if "second" in way else 0.2)
+        assert all(worst[way, steps] < worst["plain", steps] for steps in (100, 50, 25))
 
 
-def test_second_order_is_second_order():
-    """Twice as many steps, a quarter of the error (in the heat process, whose steps are even); in first order half."""
-    case = laws.heat("linear")
-    errors = [
-        [float((law_at_level_1(case, eta=0.0, order=order, steps=steps)[1] - 1).abs().max()) for steps in (50, 100)]
-        for order in (1, 2)
-    ]
-    assert 1.7 < errors[0][0] / errors[0][1] < 2.3 and 3.4 < errors[1][0] / errors[1][1] < 6
+@pytest.mark.parametrize("case", [("heat", "linear skip"), ("growing", "plain")], indirect=True, ids=" ".join)
+def test_how_fast_errors_fall(case):
+    """Twice as many steps: half of the error in plain ones, a quarter or less in refined ones, of which those are best.
+
+    (In processes whose levels are even, so that all steps become shorter alike.)
+    """
+    errors = {
+        way: [
+            float((law_at_level_1(case, eta=0.0, steps=steps, **WAYS[way])[1] - 1).abs().max()) for steps in (50, 100)
+        ]
+        for way in WAYS
+    }
+    falls = {way: few / many for way, (few, many) in errors.items()}
+    assert 1.7 < falls["plain"] < 2.3
+    assert all(3.4 < falls[way] < 6.5 for way in list(WAYS)[1:])
+    assert errors["second order, corrected"][0] < 0.4 * errors["second order"][0]
+
+
+@noisy
+def test_a_corrected_step_is_exact_where_the_prediction_is_linear(case):
+    """sigma_k u / sigma_i + sigma_k times the integral of exp(l) x(l), l = log(alpha / sigma), for x linear in l."""
+    process = exact(case.process, eta=0.0)
+    if not hasattr(process, "correction"):
+        pytest.skip("its steps cannot be corrected")
+    i, k, ones = torch.tensor([60]), torch.tensor([45]), torch.ones(1, *laws.SHAPE).double()
+    left = process.ratio(i, k, ones) * process.sigma_at(k, ones) / process.sigma_at(i, ones)
+    length = -left.log() * ones  # of the step, in l
+    places = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
+    weights = length[..., None] * torch.exp(-length[..., None] * (1 - places))
+    torch.testing.assert_close(1 - left * ones, weights.mean(-1), rtol=1e-6, atol=1e-9)  # of a constant x
+    expected = (weights * places).mean(-1)  # of an x that rises from 0 to 1
+    torch.testing.assert_close(process.correction(i, k, ones) * ones, expected, rtol=1e-4, atol=1e-8)
 
 
 def test_the_last_step_takes_all_noise_off(case):
@@ -187,9 +218,9 @@ def changes(process):
     }
 
 
-@pytest.mark.parametrize("order", [1, 2])
-def test_image_i_depends_on_the_seed_and_i_alone(model, order):
-    model = model.sampled(**changes(exact(model.process, steps=4, order=order)))
+@refined
+def test_image_i_depends_on_the_seed_and_i_alone(model, way):
+    model = model.sampled(**changes(exact(model.process, steps=4, **way)))
     images = model.sample(5, seed=3)
     assert images.equal(model.sample(5, seed=3)) and images.min() >= 0 and images.max() <= 1
     assert not images.equal(model.sample(5, seed=4))
@@ -280,9 +311,9 @@ def test_every_setting_is_described(kind):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("order", [1, 2])
-def test_recorded_steps_are_plain_ones(model, order):
-    model = model.cuda().sampled(**changes(exact(model.process, steps=6, order=order)))
+@refined
+def test_recorded_steps_are_plain_ones(model, way):
+    model = model.cuda().sampled(**changes(exact(model.process, steps=6, **way)))
     plain, recorded = (model.sample(4, execution=Execution(compiled=compiled)) for compiled in (False, True))
     torch.testing.assert_close(plain, recorded, atol=1e-4, rtol=0)
 

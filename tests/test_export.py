@@ -44,6 +44,7 @@ CASES = {
     "heat, exact steps, second order": ["process.kind=heat", "process.skip=linear", *SECOND],
     "growing": ["process.kind=growing", *FIRST],
     "blurring, second order": ["process.kind=blurring", *ORDER_2],
+    "blurring, second order, corrected": ["process.kind=blurring", *ORDER_2, "sampling.corrected=true"],
     "soft, with momentum": ["process.kind=soft"],
     "cold": ["process.kind=cold", *FIRST],
     "ddpm, second order": ["process.kind=ddpm", *ORDER_2],

@@ -215,10 +215,12 @@ def test_other_noise_and_the_baseline_are_recorded_too(model, baseline, tiny_ima
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize(("name", "sampling"), [("model", {"sampler": "exact"}), ("baseline", {})])
-def test_recorded_exact_steps_are_the_plain_ones(request, name, sampling, eta):
+def test_recorded_exact_steps_are_the_plain_ones(request, name, sampling, corrected, eta):
     """Of second order, which take the prediction of the step before along, and fewer than there are levels."""
-    one, options = request.getfixturevalue(name), {**sampling, "order": 2, "eta": eta, "steps": 6}
+    one = request.getfixturevalue(name)
+    options = {**sampling, "order": 2, "corrected": corrected, "eta": eta, "steps": 6}
     process = one.process.with_sampling(**options)
     assert process.remembers and len(process.levels()) == 7 < one.process.K + 1
     found, plain = (one.sample(7, seed=3, execution=e, **options) for e in (Execution(batch_size=3), PLAIN))

@@ -421,11 +421,11 @@ KNOWING = ["left", "right", "right", "middle", "left"]
 
 
 @pytest.mark.parametrize("kind", list(PROCESSES))
-@pytest.mark.parametrize("order", [1, 2])
-def test_every_process_makes_images_of_labels(tiny_config, labelled, kind, order):
+@pytest.mark.parametrize("refined", [{"order": 1}, {"order": 2}, {"order": 2, "corrected": True}], ids=str)
+def test_every_process_makes_images_of_labels(tiny_config, labelled, kind, refined):
     model = model_of(tiny_config.with_settings([f"process.kind={kind}"]), labelled)
     own = {field.name for field in fields(model.process.sampling)}
-    given = {"sampler": "exact", "steps": 4, "order": order}
+    given = {"sampler": "exact", "steps": 4, **refined}
     model = model.sampled(**{name: value for name, value in given.items() if name in own})
     images = {guidance: model.sample(5, seed=3, labels=KNOWING, guidance=guidance) for guidance in (0, 1, 2.5)}
     assert images[1].equal(model.sample(5, seed=3, labels=torch.tensor([0, 2, 2, 1, 0])))

@@ -150,9 +150,10 @@ def test_samples_blurred_again_are_the_image_that_was_given(width, generator):
 @pytest.mark.parametrize("width", [1.0, 2.0, 4.0])
 @pytest.mark.parametrize("steps", [None, 5, 2, 1])
 @pytest.mark.parametrize("eta, order", [(0.0, 1), (0.0, 2), (0.5, 2), (1.0, 1), (1.0, 2)])
-def test_few_exact_steps_hold_samples_to_the_image_as_well(width, steps, eta, order, generator):
+@pytest.mark.parametrize("corrected", [False, True])
+def test_few_exact_steps_hold_samples_to_the_image_as_well(width, steps, eta, order, corrected, generator):
     case = Restoring(width, generator)
-    exact = {"sampler": "exact", "steps": steps, "eta": eta, "order": order}
+    exact = {"sampler": "exact", "steps": steps, "eta": eta, "order": order, "corrected": corrected}
     guide = process(3, **exact)
     assert len(guide.levels(case.seen.level)) == 1 + min(steps or case.seen.level, case.seen.level)
     held, free, paper = case.held(**exact), case.end(guide), case.held()

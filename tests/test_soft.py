@@ -114,6 +114,7 @@ def test_each_sampler_has_its_own_settings():
     assert process.with_sampling(steps=5).sampling_words() == "5 steps with momentum"
     exact = process.with_sampling(steps=5, eta=0.0, order=2)
     assert exact.sampling_words() == "5 steps, eta 0, second order" and exact.remembers
+    assert exact.with_sampling(corrected=True).sampling_words() == "5 steps, eta 0, second order, corrected"
     back = exact.with_sampling(sampler="momentum")
     assert back.sampling_words() == "5 steps with momentum" and not back.remembers
     with pytest.raises(UsageError, match="eta is for the sampler 'exact', not for 'momentum'"):

@@ -129,7 +129,10 @@ def _run(words: list[str]) -> None:
 
 @OPTIONS.primitive_rule
 def _left_out(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | UnsupportedTypeAnnotationError | None:
-    """How an option is typed that has None for "left out"; tyro by itself would take the word None, and offer it."""
+    """How an option is typed that has None for "left out"; tyro by itself would take the word None, and offer it.
+
+    What is true or false is typed as in settings, not as in Python.
+    """
     kinds = get_args(option.type)
     if len(kinds) != 2 or NoneType not in kinds:
         return None
@@ -137,6 +140,8 @@ def _left_out(option: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Unsu
     spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, option.markers))
     if not isinstance(spec, PrimitiveConstructorSpec):
         return spec
+    if kind is bool:
+        spec = replace(spec, choices=("true", "false"), instance_from_str=lambda words: words[0] == "true")
     return replace(spec, is_instance=lambda value: value is None or spec.is_instance(value))
 
 

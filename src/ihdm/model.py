@@ -65,7 +65,7 @@ class Model(nn.Module):
     """A model that can be sampled, saved and loaded.
 
     Methods with `**sampling` take the sampling settings of the model's process: for inverse heat dissipation sampler,
-    steps, eta, order and delta_ratio; for diffusion steps, eta, order and clip.
+    steps, eta, order, corrected and delta_ratio; for diffusion steps, eta, order, corrected and clip.
     """
 
     def __init__(self, config: ModelConfig, process: Process, network: nn.Module, start_labels: Tensor | None = None):

@@ -81,6 +81,7 @@ class HeatSampling(Steps):
     delta_ratio: float = setting(1.25, "paper: noise delta per step, in units of sigma", least=0, most=1e6)
     eta: float = setting(1.0, "exact: fresh noise per step, 1 as in the posterior, 0 none", least=0, most=1)
     order: int = setting(2, "exact: with 2, steps also use the one before, better with few steps", least=1, most=2)
+    corrected: bool = setting(False, "exact: steps correct those before: better with few, at no evaluation more")
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class InverseHeat(Diagonal):
     Sampling = HeatSampling  # type: ignore[assignment]
     title = "inverse heat dissipation"
     grown = "grown from blur"
-    samplers = {"paper": ("delta_ratio",), "exact": ("eta", "order")}  # noqa: RUF012 -- never changed
+    samplers = {"paper": ("delta_ratio",), "exact": ("eta", "order", "corrected")}  # noqa: RUF012 -- never changed
     restored_by = {"sampler": "paper"}  # noqa: RUF012 -- never changed; nearer to the truth by 0.3 dB (docs/exact-steps.md)
     judged_by = {"sampler": "exact", "steps": 8, "eta": 1.0, "order": 2}  # noqa: RUF012
     method = "Rissanen, Heinonen, Solin, *Generative Modelling with Inverse Heat Dissipation*, ICLR 2023"
@@ -310,7 +311,7 @@ class InverseHeat(Diagonal):
 
     @property
     def remembers(self) -> bool:
-        return self.exact and self.sampling.order == 2
+        return self.exact and super().remembers
 
     # Where it starts
 
@@ -366,8 +367,7 @@ class InverseHeat(Diagonal):
     def sampling_words(self) -> str:
         if not self.exact:
             return f"the paper's {self.K} steps, delta {self.delta:g}"
-        order = ", second order" if self.remembers else ""
-        return f"{len(self.levels()) - 1} exact steps, eta {self.sampling.eta:g}{order}"
+        return f"{len(self.levels()) - 1} exact steps, eta {self.sampling.eta:g}{self.refinements()}"
 
 
 def as_published(settings: Any) -> bool:

@@ -47,7 +47,7 @@ class Soft(GrowingHeat):
     Settings = SoftSettings
     Sampling = SoftSampling
     title = "soft diffusion"
-    samplers = {"momentum": (), "exact": ("eta", "order")}  # noqa: RUF012 -- never changed
+    samplers = {"momentum": (), "exact": ("eta", "order", "corrected")}  # noqa: RUF012 -- never changed
     method = "Daras et al., *Soft Diffusion: Score Matching for General Corruptions*, TMLR 2023"
 
     def noise_of(self, network: Network, u_k: Tensor, u_hat_k: Tensor, k: Tensor) -> Tensor:

@@ -64,6 +64,8 @@ class HowToSample:
     """fresh noise in exact steps and diffusion: 1 as in the posterior, 0 none; default: the model's"""
     order: Annotated[int | None, arg(metavar="1|2", help_behavior_hint="")] = None
     """2: each step also uses the one before, which is better with few steps; default: the model's"""
+    corrected: Annotated[bool | None, arg(metavar="true|false", help_behavior_hint="")] = None
+    """each step corrects the one before: better with few steps, at no evaluation more; default: the model's"""
     delta_ratio: Annotated[float | None, arg(metavar="RATIO", help_behavior_hint="")] = None
     """noise of the paper's steps, in units of sigma: more adds detail, then noise; default: the model's"""
 
