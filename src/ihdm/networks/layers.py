@@ -21,6 +21,7 @@ from ihdm.networks.pyramid import cropped
 
 Resample = Literal["pool", "conv"]
 
+IN_CACHE, MOST_KEPT = 2**18, 2**24  # entries of attention matrices on a CPU
 BUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -233,15 +234,24 @@ class Upsample(nn.Module):
 def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(width)) v, for pixels (B, L, width).
 
-    There is no fast kernel for wide heads (on a GPU) or for few pixels (on a CPU); there it is better to write the
-    attention matrix to memory, if it is not too large. cuDNN's kernel, which torch prefers on some GPUs, gives
-    gradients that are not finite where all products of a pixel are far below zero (pytorch issue 196678).
+    There is no fast kernel for wide heads on a GPU, nor for any on a CPU; there it is better to write the attention
+    matrix to memory, if it is not too large, on a CPU for a few images at a time. cuDNN's kernel, which torch prefers
+    on some GPUs, gives gradients that are not finite where all products of a pixel are far below zero (pytorch issue
+    196678).
     """
     images, length, width = q.shape
-    if (width > 256 and images * length**2 <= 2**31) if q.is_cuda else length <= 64:
-        return torch.softmax(torch.bmm(q * width**-0.5, k.mT), dim=-1) @ v
+    if (width > 256 and images * length**2 <= 2**31) if q.is_cuda else length**2 <= IN_CACHE // 64:
+        return _written_out(q, k, v)
+    kept = images if q.requires_grad else 1  # matrices that are in memory at the same time
+    if not q.is_cuda and kept * length**2 <= MOST_KEPT and not torch.compiler.is_compiling():
+        parts = (tensor.split(max(1, IN_CACHE // length**2)) for tensor in (q, k, v))
+        return torch.cat([_written_out(*part) for part in zip(*parts)])
     with sdpa_kernel(BUT_CUDNN) if q.is_cuda and q.requires_grad else contextlib.nullcontext():
         return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
+
+
+def _written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(torch.bmm(q * q.shape[-1] ** -0.5, k.mT), dim=-1) @ v
 
 
 def _mixed(weight: Tensor, x: Tensor) -> Tensor:
