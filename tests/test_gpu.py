@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -425,9 +426,10 @@ def _other_data(name, folder):
     """A preset of other data than images, made small, and a few to learn from."""
     generator = np.random.default_rng(0)
     common = ["data.labels=false", "network.dropout=0", "process.K=10", "trainer.batch_size=8", "engine.device=cuda"]
-    if name == "drums":
+    if name.startswith("drums"):
         np.save(folder / "data.npy", generator.uniform(-0.5, 0.5, (24, 64)).astype(np.float32))
         own = [f"data.source={folder / 'data.npy'}", "data.size=64", "network.multipliers=1,2", "network.attention=1"]
+        own += [PYRAMID] if "pyramid" in name else []
     elif name == "orbitals":
         own = ["data.size=8", "network.multipliers=1,2", "network.attention=1", "network.pyramid=none"]
     else:
@@ -435,11 +437,11 @@ def _other_data(name, folder):
         np.savez(folder / "data.npz", train=generator.random((24, 20)), edges=ring)
         own = [f"data.source={folder / 'data.npz'}"]
     steps = ["trainer.steps=8", "trainer.warmup=2", "trainer.ema=0.8"]
-    config = load_config(name, [*common, *own, *steps])
+    config = load_config(name.split()[0], [*common, *own, *steps])
     return config, load_images(config.data)
 
 
-@pytest.mark.parametrize("name", ["drums", "orbitals", "globe"])
+@pytest.mark.parametrize("name", ["drums", "drums in a pyramid", "orbitals", "globe"])
 def test_recorded_training_on_other_data_is_training(name, tmp_path):
     """A row of samples, a volume and a graph; then samples, on the CPU as well."""
     config, images = _other_data(name, tmp_path)
@@ -469,3 +471,13 @@ def test_attention_has_finite_gradients_if_all_products_are_far_below_zero(pixel
     for one, other in zip(given, exact):
         found, expected = one.grad[..., 1:].double(), other.grad[..., 1:]  # the first has lost its digits
         assert one.grad.isfinite().all() and float((found - expected).norm() / expected.norm()) < 0.1
+
+
+@pytest.mark.parametrize("name", ["drums", "drums in a pyramid"])
+def test_samples_are_measured_while_training(name, tmp_path):
+    config, images = _other_data(name, tmp_path)
+    settings = ["trainer.measure_every=4", "trainer.measured=24", "trainer.sample_every=8", "trainer.samples=2"]
+    Trainer(config.with_settings(settings), images, tmp_path / "run").train()
+    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in log if row.get("modes", 0) > 0] == [4, 8]
+    assert all(row["gpu_memory_gb"] >= 0 for row in log if "loss" in row)
