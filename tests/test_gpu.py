@@ -16,6 +16,7 @@ from ihdm.config import DataConfig, load_config
 from ihdm.data import load_images
 from ihdm.engine import Frozen, placed, recorded
 from ihdm.execution import Execution
+from ihdm.held_out import by_band
 from ihdm.labels import Labels
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
@@ -481,3 +482,22 @@ def test_samples_are_measured_while_training(name, tmp_path):
     log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert [row["step"] for row in log if row.get("modes", 0) > 0] == [4, 8]
     assert all(row["gpu_memory_gb"] >= 0 for row in log if "loss" in row)
+
+
+@pytest.mark.parametrize("pyramid", ["none", "5"])
+def test_held_out_losses_are_computed_in_parts(config, labelled, tmp_path, pyramid):
+    """Eight images, three at a time, each told its label: with kernels and without."""
+    common = ["trainer.accumulate=3", "network.dropout=0", "network.channels=32", f"network.pyramid={pyramid}"]
+    common += ["trainer.batch_size=12", "trainer.steps=6"]
+    plain, *_ = trained(config, labelled, tmp_path / "plain", *common, *PLAIN_FLOAT32)
+    losses, levels = plain._held_out_losses()
+    assert plain.training.part == 4 and losses.shape == levels.shape == (8,)
+    for parameter in plain.training.average.parameters():
+        parameter.copy_(torch.randn_like(parameter) * 0.1)
+    losses, _ = plain._held_out_losses()
+    plain.training.part = 3
+    torch.testing.assert_close(plain._held_out_losses()[0], losses, rtol=1e-4, atol=0)
+    plain.precision, plain.config = torch.bfloat16, config.with_settings([*common, "engine.compile=true"])
+    torch.testing.assert_close(plain._held_out_losses()[0], losses, rtol=0.1, atol=0)
+    bands = {f"held_out_loss_levels_{band}" for band in ("1_2", "3_5", "6_7", "8_10")}
+    assert set(by_band(losses, levels, 10)) <= bands
