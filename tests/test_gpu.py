@@ -501,3 +501,22 @@ def test_held_out_losses_are_computed_in_parts(config, labelled, tmp_path, pyram
     torch.testing.assert_close(plain._held_out_losses()[0], losses, rtol=0.1, atol=0)
     bands = {f"held_out_loss_levels_{band}" for band in ("1_2", "3_5", "6_7", "8_10")}
     assert set(by_band(losses, levels, 10)) <= bands
+
+
+@pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16])
+def test_kernels_take_weights_that_are_kept_in_half_precision(model, kept):
+    lower = Model(model.config, model.process, placed(model.network.to(kept), GPU))
+    found = lower.sample(4, seed=3, execution=Execution(torch.bfloat16))
+    exact = Model(model.config, model.process, placed(lower.network.float(), GPU))
+    torch.testing.assert_close(found, exact.sample(4, seed=3, execution=PLAIN), rtol=0, atol=0.03)
+
+
+def test_a_weaker_network_is_told_the_labels_too(tiny_config, labelled, precision):
+    torch.manual_seed(0)
+    config = tiny_config.with_settings(["network.channels=32"])
+    guided = on_gpu(config, labelled).guided_by(on_gpu(config, labelled), 2.0)
+    asked = {"seed": 3, "labels": torch.arange(9) // 3}
+    found = guided.sample(9, execution=Execution(precision, batch_size=3), **asked)
+    plain = guided.sample(9, execution=Execution(precision, compiled=False), **asked)
+    torch.testing.assert_close(found, plain, rtol=0, atol=1e-3 if precision == torch.float32 else 0.05)
+    assert not found.allclose(guided.sample(9, execution=PLAIN, **asked | {"labels": "a"}), atol=2e-3)
