@@ -11,12 +11,14 @@ import torch
 from archives import write_crosses
 from safetensors.torch import load_file
 
-from ihdm import checkpoint, evaluation
+from ihdm import checkpoint, evaluation, width_reader
 from ihdm.config import DataConfig, load_config
 from ihdm.data import load_images
 from ihdm.engine import Frozen, placed, recorded
 from ihdm.execution import Execution
+from ihdm.familiar import Familiar
 from ihdm.held_out import by_band
+from ihdm.judgement import calibrate
 from ihdm.labels import Labels
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
@@ -24,7 +26,9 @@ from ihdm.networks.layers import _attended
 from ihdm.noise import BranchingNoise, SeededNoise
 from ihdm.pixels import to_unit
 from ihdm.sampler import chain, last, reverse_step, sample
+from ihdm.studies.strangers import GAUSSIAN, by_pillow
 from ihdm.trainer import Trainer
+from ihdm.width_reader import Examples, WidthReader
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 GPU = torch.device("cuda")
@@ -520,3 +524,51 @@ def test_a_weaker_network_is_told_the_labels_too(tiny_config, labelled, precisio
     plain = guided.sample(9, execution=Execution(precision, compiled=False), **asked)
     torch.testing.assert_close(found, plain, rtol=0, atol=1e-3 if precision == torch.float32 else 0.05)
     assert not found.allclose(guided.sample(9, execution=PLAIN, **asked | {"labels": "a"}), atol=2e-3)
+
+
+@pytest.fixture(scope="module")
+def calibrated() -> Model:
+    return Model.from_pretrained("mnist-ready")
+
+
+def test_a_blur_is_found_and_judged_as_on_a_cpu(calibrated):
+    """By the reader of widths, by search where the reader is left out, and by what the model knows."""
+    image = by_pillow(next(calibrated.sample_batches(1, seed=4))[0], 2.5)
+    found = []
+    for device in ("cpu", "cuda"):
+        restorer = placed(calibrated, torch.device(device)).restorer(Execution())
+        judge = restorer.judge()
+        assert judge.device.type == device == next(judge.reader.parameters()).device.type
+        seen, searched = restorer.settled(image), replace(judge, reader=None).observe(image.double())
+        found.append([seen.width, searched.width, restorer.verdict(seen).share, restorer.verdict(searched).share])
+        assert not restorer.verdict(seen).unusual and seen.interval and seen.kind == "three boxes"
+    torch.testing.assert_close(*map(torch.tensor, found), rtol=0.01, atol=0.02)
+    lower = calibrated.restorer(Execution(torch.bfloat16))
+    seen = lower.settled(image)
+    assert abs(seen.width / found[0][0] - 1) < 0.01 and not lower.verdict(seen).unusual
+    assert seen.residual(lower.restore(image, n=4).images) < 0.01
+
+
+def test_a_model_is_calibrated_with_the_features_of_a_cpu(calibrated):
+    images, features = torch.cat(list(calibrated.sample_batches(12, seed=6))), []
+    for device in ("cpu", "cuda"):
+        judge = placed(calibrated, torch.device(device)).restorer().judge()
+        seen = [judge.known(by_pillow(image, 2.0).double(), 2.0) for image in images[:2]]
+        features.append(judge.features(*(replace(one, spectrum=seen[0].spectrum) for one in seen)))
+    torch.testing.assert_close(*features, rtol=0.01, atol=1e-3)
+    found = calibrate(judge, images, [by_pillow])
+    assert Familiar.of(found.tensors()).quantiles.isfinite().all()
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_a_reader_of_widths_learns_on_a_gpu(calibrated, precision):
+    process, images = calibrated.process, torch.cat(list(calibrated.sample_batches(8, seed=6)))
+    examples = Examples(images, GAUSSIAN, [by_pillow])
+    reader = width_reader.trained(process, examples, 1, range(3), count=3, device=GPU, precision=precision)
+    some = examples.draw(8, torch.Generator().manual_seed(1))
+    reader = width_reader.scaled(reader, process, some)
+    kept = WidthReader.of(reader.tensors(), (1, 28, 28))
+    assert next(kept.parameters()).device.type == "cpu"
+    seen = width_reader.filtered(process, some.y, some.width)
+    answers = [one(seen.to(device), some.width.float().to(device))[0] for one, device in ((reader, GPU), (kept, "cpu"))]
+    torch.testing.assert_close(answers[0].cpu(), answers[1], rtol=0.05, atol=1e-3)
