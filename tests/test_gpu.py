@@ -12,6 +12,8 @@ from archives import write_crosses
 from safetensors.torch import load_file
 
 from ihdm import checkpoint, evaluation, width_reader
+from ihdm.app.film import Film
+from ihdm.app.studio import Studio
 from ihdm.config import DataConfig, load_config
 from ihdm.data import load_images
 from ihdm.engine import Frozen, placed, recorded
@@ -572,3 +574,35 @@ def test_a_reader_of_widths_learns_on_a_gpu(calibrated, precision):
     seen = width_reader.filtered(process, some.y, some.width)
     answers = [one(seen.to(device), some.width.float().to(device))[0] for one, device in ((reader, GPU), (kept, "cpu"))]
     torch.testing.assert_close(answers[0].cpu(), answers[1], rtol=0.05, atol=1e-3)
+
+
+def test_the_page_computes_on_a_gpu_what_it_does_on_a_cpu(tiny_config, labelled):
+    torch.manual_seed(0)
+    config = tiny_config.with_settings(["network.channels=32"])
+    model = on_gpu(config, labelled).guided_by(on_gpu(config, labelled), 2.0)
+    states = []
+    for device in (GPU, torch.device("cpu")):
+        studio = Studio(placed(model, device))
+        picked = studio.starts(0.5, 2)
+        seen = studio.restorer.observation(to_unit(labelled.train[0]), 1.4)
+        growths = [
+            studio.grow(2, 5),
+            studio.grow(2, 5, "b", 1.5, sampler="exact", steps=4, order=2, eta=0.5),
+            studio.matrix(picked, [3, 4]),
+            studio.between(5, 6, 3),
+            studio.restore(seen, 2, 5),
+        ]
+        films = []
+        for growth in growths:
+            films.append(Film(growth.levels, exact=True))
+            for k, u in growth:
+                films[-1].add(k, u)
+        assert all(film.levels == growth.levels for film, growth in zip(films, growths))
+        future = Film((growth := studio.futures(films[0].states[5][:1], 5, 2, 5, 7)).levels, exact=True)
+        for k, u in growth:
+            future.add(k, u)
+        assert studio.blurred(5, 4).shape == (1, 8, 8)
+        states.append([film.last for film in [*films, films[0].only(0).then(future)]])
+    for one, other in zip(*states):
+        assert one.device.type == "cpu"
+        torch.testing.assert_close(one.clamp(0, 1), other.clamp(0, 1), rtol=0, atol=5e-3)
