@@ -22,6 +22,8 @@ from ihdm.familiar import Familiar
 from ihdm.held_out import by_band
 from ihdm.judgement import calibrate
 from ihdm.labels import Labels
+from ihdm.metrics.distances import Reference, frechet_distance, kernel_distance
+from ihdm.metrics.neighbours import nearest
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.networks.layers import _attended
@@ -606,3 +608,16 @@ def test_the_page_computes_on_a_gpu_what_it_does_on_a_cpu(tiny_config, labelled)
     for one, other in zip(*states):
         assert one.device.type == "cpu"
         torch.testing.assert_close(one.clamp(0, 1), other.clamp(0, 1), rtol=0, atol=5e-3)
+
+
+def test_distances_on_a_gpu_are_those_on_a_cpu(model, tiny_images, generator):
+    one, other = (torch.randn(300, 16, generator=generator) for _ in range(2))
+    for distance in (frechet_distance, lambda x, y, d: kernel_distance(x, y, 0, d)[0]):
+        values = [distance(one, Reference.from_features(other + 1, d), d) for d in (GPU, torch.device("cpu"))]
+        assert abs(values[0] / values[1] - 1) < 1e-4
+    near = [nearest(one, other, 3, device) for device in (GPU, torch.device("cpu"))]
+    assert near[0].index.equal(near[1].index) and near[0].distance.equal(near[1].distance)
+    options = {"n": 12, "metrics": ["spectrum", "neighbours"]}
+    found = evaluation.evaluate(model, tiny_images, None, **options, execution=Execution())
+    expected = evaluation.evaluate(placed(model, torch.device("cpu")), tiny_images, None, **options)
+    assert abs(found.spectral_distance / expected.spectral_distance - 1) < 0.01
