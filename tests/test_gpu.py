@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,12 +12,13 @@ import torch
 from archives import write_crosses
 from safetensors.torch import load_file
 
-from ihdm import checkpoint, evaluation, width_reader
+from ihdm import checkpoint, evaluation, memory, width_reader
 from ihdm.app.film import Film
 from ihdm.app.studio import Studio
 from ihdm.config import DataConfig, load_config
 from ihdm.data import load_images
 from ihdm.engine import Frozen, placed, recorded
+from ihdm.errors import IhdmError
 from ihdm.execution import Execution
 from ihdm.familiar import Familiar
 from ihdm.held_out import by_band
@@ -26,6 +28,7 @@ from ihdm.metrics.distances import Reference, frechet_distance, kernel_distance
 from ihdm.metrics.neighbours import nearest
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
+from ihdm.networks import build_network
 from ihdm.networks.layers import _attended
 from ihdm.noise import BranchingNoise, SeededNoise
 from ihdm.pixels import to_unit
@@ -193,8 +196,6 @@ def test_samples_on_a_gpu_are_those_on_a_cpu_and_do_not_depend_on_the_batch(mode
 
 
 def test_the_batch_is_limited_by_memory(model, monkeypatch):
-    from ihdm import memory
-
     runner = model.runner(Execution(torch.bfloat16))
     needed = runner._needed()
     monkeypatch.setattr(memory, "free_bytes", lambda device: (needed(10) + 1) / memory.SHARE)
@@ -621,3 +622,17 @@ def test_distances_on_a_gpu_are_those_on_a_cpu(model, tiny_images, generator):
     found = evaluation.evaluate(model, tiny_images, None, **options, execution=Execution())
     expected = evaluation.evaluate(placed(model, torch.device("cpu")), tiny_images, None, **options)
     assert abs(found.spectral_distance / expected.spectral_distance - 1) < 0.01
+
+
+def test_too_large_a_batch_is_refused_with_advice(config, model, tiny_images, tmp_path, monkeypatch):
+    def taken(advice) -> str:
+        with pytest.raises(IhdmError) as refused, advice:
+            torch.empty(2**50, dtype=torch.uint8, device=GPU)
+        return str(refused.value)
+
+    assert "(--batch-size 32)" in taken(model.runner(Execution(torch.bfloat16)).advice(64))
+    trainer = Trainer(config, tiny_images, tmp_path)
+    build = partial(build_network, trainer.model.config)
+    needed = memory.to_train(build, trainer.model.config.shape, 3, trainer.precision)
+    monkeypatch.setattr(memory, "all_bytes", lambda device: (needed + 1) / memory.SHARE)
+    assert "3 should fit, with --set trainer.accumulate=3" in taken(memory.advice(trainer.training.smaller_parts))
