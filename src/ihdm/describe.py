@@ -72,7 +72,7 @@ def _amount(data: DataConfig) -> str:
     splits = open_source(data.source)
     if not len(splits.get("train", ())):
         raise IhdmError(f"{data.source} has no training images, only: {', '.join(splits) or 'nothing'}")
-    train, held_out = split_off(splits["train"], splits.get("test"), data.holdout)
+    train, held_out = split_off(splits, data.holdout)
     return f", {len(train):,} images to learn from and {len(held_out):,} held out"
 
 

@@ -106,11 +106,10 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, l
     if config.stream:
         return _load_stream(config, held_out_most, lazy)
     splits = _opened(config.source)
-    train, held_out = split_off(splits["train"], splits.get("test"), config.holdout)
+    train, held_out = split_off(splits, config.holdout, held_out_most)
     skip = config.on_error == "skip"
     warn_of_frames(_readable(train, skip, warn=False))
-    held_out = Subset(held_out, evenly_spaced(len(held_out), held_out_most or len(held_out)).tolist())
-    labels, *numbers = numbered(config.source, train, held_out) if config.labels else (Labels(),)
+    labels, *numbers = numbered(config, train, held_out)
     images: Tensor | LazyImages
     if lazy and _stays_outside(config, train):
         if config.labels and skip:
@@ -123,8 +122,8 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, l
     else:
         images, kept = decode_readable(train, _size(config), config.channels, skip)
     held_out_images, held_out_kept = _held_out(held_out, tuple(images.shape[1:]), skip)
-    told: list[Any] = [each[some] for each, some in zip(numbers, (kept, held_out_kept))]
-    return ImageSet(set_name(config.source), images, held_out_images, None, labels, *told)
+    told = [None if each is None else each[some] for each, some in zip(numbers, (kept, held_out_kept))]
+    return ImageSet(set_name(config.source), images, held_out_images, None, labels, told[0], told[1])
 
 
 def _load_stream(config: DataConfig, held_out_most: int | None, lazy: bool) -> ImageSet:
@@ -215,8 +214,7 @@ def labels_of(config: DataConfig) -> Labels | None:
         return load_images(config).labels
     if config.source != "digits" and not isinstance(locate(given(config.source)), Path):
         return None
-    splits = _opened(config.source)
-    return numbered(config.source, *split_off(splits["train"], splits.get("test"), config.holdout))[0]
+    return numbered(config, *split_off(_opened(config.source), config.holdout))[0]
 
 
 def evenly_spaced(n: int, most: int) -> Tensor:
@@ -268,14 +266,17 @@ def _opened(source: str) -> Splits:
     return splits
 
 
-def split_off(train: Pictures, test: Pictures | None, holdout: float) -> tuple[Pictures, Pictures]:
-    """Training and held-out pictures: the test split is held out, or else a share of the others, but never all."""
-    if test is not None and len(test):
-        return train, test
-    count = min(max(1, round(holdout * len(train))), len(train) - 1) if holdout > 0 else 0
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
-    kept, held_out = (part.sort().values.tolist() for part in (order[count:], order[:count]))
-    return Subset(train, kept), Subset(train, held_out)
+def split_off(splits: Splits, holdout: float, most: int | None = None) -> tuple[Pictures, Pictures]:
+    """Training and held-out pictures: the test split is held out, or else a share of the others, but never all.
+
+    most: how many of those held out to keep at most, evenly spaced; None keeps all.
+    """
+    train, held_out = splits["train"], splits.get("test")
+    if held_out is None or not len(held_out):
+        count = min(max(1, round(holdout * len(train))), len(train) - 1) if holdout > 0 else 0
+        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+        train, held_out = (Subset(train, part.sort().values.tolist()) for part in (order[count:], order[:count]))
+    return train, Subset(held_out, evenly_spaced(len(held_out), most or len(held_out)).tolist())
 
 
 __all__ = [

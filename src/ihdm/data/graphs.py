@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from ihdm.config import DataConfig
-from ihdm.data import ImageSet, evenly_spaced, given, set_name, split_off
+from ihdm.data import ImageSet, given, set_name, split_off
 from ihdm.data.arrays import numpy_file
-from ihdm.data.images import Pictures, Stack, Subset
+from ihdm.data.images import Pictures, Stack
 from ihdm.data.labels import numbered
 from ihdm.data.sources import locate
 from ihdm.domains import GraphDomain
 from ihdm.domains.graphs import TENSORS
 from ihdm.errors import IhdmError, UsageError, unknown
-from ihdm.labels import Labels
 
 SPLITS = "train", "test"
 LABELS = "train_labels", "test_labels"
@@ -33,12 +32,10 @@ def domain(config: DataConfig, split: str = "train") -> GraphDomain:
 def load(config: DataConfig, held_out_most: int | None) -> ImageSet:
     """Read a file; if it has no test split, hold out a share of the fields."""
     found, splits = _read(config)
-    train, held_out = split_off(splits["train"], splits.get("test"), config.holdout)
-    held_out = Subset(held_out, evenly_spaced(len(held_out), held_out_most or len(held_out)).tolist())
-    labels, *numbers = numbered(config.source, train, held_out) if config.labels else (Labels(),)
-    told: Any = dict(zip(("train_labels", "held_out_labels"), numbers))
-    fields = _stacked(train, found), _stacked(held_out, found)
-    return ImageSet(set_name(config.source), *fields, labels=labels, own_domain=found, **told)
+    train, held_out = split_off(splits, config.holdout, held_out_most)
+    told = numbered(config, train, held_out)
+    data = _stacked(train, found), _stacked(held_out, found)
+    return ImageSet(set_name(config.source), data[0], data[1], None, *told, found)
 
 
 def read_one(path: Path, domain: GraphDomain, resize: bool) -> Tensor:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ihdm.config import DataConfig
 from ihdm.data.archives import open_tar, tar_files
 from ihdm.data.images import Files, Pictures, Rows, Stack, Subset, TarMembers, ZipMembers
 from ihdm.data.splits import SPLIT_WORDS
@@ -25,9 +26,14 @@ NO_LABELS = (
 )
 
 
-def numbered(source: str, train: Pictures, held_out: Pictures) -> tuple[Labels, Tensor, Tensor]:
-    """The labels of the training images, and the label numbers of the training and of the held-out pictures."""
-    names, others = named(train), named(held_out)
+def numbered(config: DataConfig, train: Pictures, held_out: Pictures) -> tuple[Labels, Tensor | None, Tensor | None]:
+    """The labels of the training images, and the label numbers of the training and of the held-out pictures.
+
+    Without data.labels there are none.
+    """
+    if not config.labels:
+        return Labels(), None, None
+    source, names, others = config.source, named(train), named(held_out)
     if not any(names):
         raise UsageError(f"{source} has no labels; expected {NO_LABELS}. Without labels, leave out data.labels=true")
     found = Counter(names)

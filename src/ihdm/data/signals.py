@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ihdm.config import DataConfig
-from ihdm.data import ImageSet, evenly_spaced, given, set_name, split_off
+from ihdm.data import ImageSet, given, set_name, split_off
 from ihdm.data.archives import open_zip
 from ihdm.data.arrays import arrays_by_split
 from ihdm.data.audio import SUFFIXES, Sound, decoded, in_unit
@@ -24,7 +24,6 @@ from ihdm.data.splits import grouped
 from ihdm.disk import expanded
 from ihdm.domains import SignalDomain
 from ihdm.errors import IhdmError, UsageError
-from ihdm.labels import Labels
 from ihdm.progress import progress_bar
 
 KINDS = ("int16", "uint8")  # of integers in arrays
@@ -142,15 +141,14 @@ def load(config: DataConfig, held_out_most: int | None) -> ImageSet:
     if config.memory == "no":
         raise UsageError("data.memory=no is for images; sounds are all held in memory")
     splits = _opened(config)
-    train, held_out = split_off(splits["train"], splits.get("test"), config.holdout)
-    held_out = Subset(held_out, evenly_spaced(len(held_out), held_out_most or len(held_out)).tolist())
-    labels, *numbers = numbered(config.source, train, held_out) if config.labels else (Labels(),)
+    train, held_out = split_off(splits, config.holdout, held_out_most)
+    labels, *numbers = numbered(config, train, held_out)
     fitting = Fitting.of(_readable(train, config), config)
     learnt, kept = _decoded(train, fitting)
     others, kept_others = _decoded(held_out, fitting)
     if not len(learnt):
         raise IhdmError(f"none of {len(train):,} sounds of {config.source} can be read")
-    told: list[Any] = [each[some] for each, some in zip(numbers, (kept, kept_others))] or [None, None]
+    told = [None if each is None else each[some] for each, some in zip(numbers, (kept, kept_others))]
     return ImageSet(set_name(config.source), learnt, others, None, labels, told[0], told[1], fitting.domain)
 
 

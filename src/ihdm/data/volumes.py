@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ihdm.config import DataConfig
-from ihdm.data import ImageSet, evenly_spaced, given, set_name, split_off
+from ihdm.data import ImageSet, given, set_name, split_off
 from ihdm.data.arrays import arrays_by_split, numpy_file
-from ihdm.data.images import Files, Pictures, Stack, Subset
+from ihdm.data.images import Files, Pictures, Stack
 from ihdm.data.labels import numbered
 from ihdm.data.listing import files_below
 from ihdm.data.orbitals import KINDS, SIZE, TEST, TRAIN, orbitals
@@ -24,7 +24,6 @@ from ihdm.data.splits import by_split
 from ihdm.domains.volumes import VolumeDomain
 from ihdm.errors import IhdmError, UsageError
 from ihdm.heat import resized
-from ihdm.labels import Labels
 
 ORBITALS = "orbitals"
 AXES = "(D, H, W), or (C, D, H, W) with channels"
@@ -48,11 +47,10 @@ def load(config: DataConfig, held_out_most: int | None) -> ImageSet:
     """Read a source; if it has no test split, hold out a share of the volumes."""
     splits = _splits(config)
     found = _domain(config, splits)
-    train, held_out = split_off(splits["train"], splits.get("test"), config.holdout)
-    held_out = Subset(held_out, evenly_spaced(len(held_out), held_out_most or len(held_out)).tolist())
-    told = numbered(config.source, train, held_out) if config.labels else (Labels(), None, None)
+    train, held_out = split_off(splits, config.holdout, held_out_most)
+    told = numbered(config, train, held_out)
     data = _stacked(train, found), _stacked(held_out, found)
-    return ImageSet(set_name(config.source), data[0], data[1], None, told[0], told[1], told[2], found)
+    return ImageSet(set_name(config.source), data[0], data[1], None, *told, found)
 
 
 def read_one(path: Path, domain: VolumeDomain, resize: bool) -> Tensor:
