@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,14 +45,18 @@ def _idx_bytes(path: Path, dimensions: int, what: str) -> Array:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-def stacks_by_split(path: Path) -> dict[str, Stack]:
-    arrays, labels = arrays_by_split(path)
-    return {
-        split: Stack(str(path), _pixels(array, path), partial(labels.get, split, ())) for split, array in arrays.items()
-    }
+def image_stacks(path: Path) -> dict[str, Stack]:
+    """The images of an npy or npz file, by split."""
+    return stacks_by_split(path, partial(_pixels, path=path))
 
 
-def arrays_by_split(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def stacks_by_split(path: Path, checked: Callable[[Any], Any], stack: Callable[..., Any] = Stack) -> dict[str, Any]:
+    """A stack for each split of an npy or npz file. checked: takes an array; gives it in the form that a stack has."""
+    arrays, labels = _arrays_by_split(path)
+    return {split: stack(str(path), checked(array), partial(labels.get, split, ())) for split, array in arrays.items()}
+
+
+def _arrays_by_split(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arrays of an npy or npz file by split, and their labels by split, if there are any.
 
     If there are several held-out arrays, such as test and val, the one that comes first in `SPLIT_WORDS` is taken.

@@ -15,7 +15,7 @@ from torch import Tensor
 from ihdm.config import DataConfig
 from ihdm.data import ImageSet, given, set_name, split_off
 from ihdm.data.archives import open_zip
-from ihdm.data.arrays import arrays_by_split
+from ihdm.data.arrays import stacks_by_split
 from ihdm.data.audio import SUFFIXES, Sound, decoded, in_unit
 from ihdm.data.images import Files, Pictures, Stack, Subset, Unreadable, ZipMembers, warn_of
 from ihdm.data.labels import numbered
@@ -188,11 +188,7 @@ def _splits(path: Path, rate: int | None) -> Mapping[str, Pictures]:
     if suffix in (".npy", ".npz"):
         if rate is None:
             raise UsageError(f"{path} does not say its rate in Hz; give it, such as --set data.rate=8000")
-        arrays, labels = arrays_by_split(path)
-        return {
-            split: SoundStack(str(path), _samples(array, path), partial(labels.get, split, ()), rate)
-            for split, array in arrays.items()
-        }
+        return stacks_by_split(path, partial(_samples, path=path), partial(SoundStack, rate=rate))
     if suffix in SUFFIXES:
         return {"train": SoundFiles(path.parent, [path.name])}
     raise IhdmError(f"{path} is not a sound file, a zip, npy or npz file, nor a folder of sounds")

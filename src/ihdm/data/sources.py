@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ihdm.data.archives import is_tar, open_tar, open_zip, tar_files
-from ihdm.data.arrays import idx_stack, stacks_by_split
+from ihdm.data.arrays import idx_stack, image_stacks
 from ihdm.data.images import NAMED_MOST, SUFFIXES, Files, Pictures, Rows, TarMembers, ZipMembers
 from ihdm.data.listing import files_below
 from ihdm.data.splits import SPLIT_WORDS, grouped, named_split, split_of_image
@@ -84,7 +84,7 @@ def _path(path: Path) -> Splits:
     if path.suffix.lower() == ".zip":
         return _zip(path)
     if path.suffix.lower() in (".npy", ".npz"):
-        return stacks_by_split(path)
+        return image_stacks(path)
     if path.suffix.lower() == ".tar":
         return _tar(path)
     if "idx3-ubyte" in path.name:

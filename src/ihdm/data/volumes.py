@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ihdm.config import DataConfig
 from ihdm.data import ImageSet, given, set_name, split_off
-from ihdm.data.arrays import arrays_by_split, numpy_file
+from ihdm.data.arrays import numpy_file, stacks_by_split
 from ihdm.data.images import Files, Pictures, Stack
 from ihdm.data.labels import numbered
 from ihdm.data.listing import files_below
@@ -83,7 +83,8 @@ def _splits(config: DataConfig) -> dict[str, Pictures]:
         names = by_split(files_below(path), {".npy"})
         splits: dict[str, Pictures] = {split: VolumeFiles(path, some) for split, some in names.items()}
     elif path.suffix.lower() in (".npy", ".npz"):
-        splits = _arrays(path)
+        axes = "(N, D, H, W), or (N, C, D, H, W) with channels"
+        splits = stacks_by_split(path, partial(_checked, name=str(path), axes=4, expected=axes))
     else:
         raise IhdmError(f"volumes are read from an npy or npz file or a folder of npy files, not from {path}")
     if "train" not in splits:
@@ -99,15 +100,6 @@ def _orbitals(grid: tuple[int, ...]) -> dict[str, Pictures]:
         names = {split: [KINDS[kind] for kind in found.kinds.tolist()]}
         splits[split] = Stack(ORBITALS, found.volumes.numpy(), partial(names.get, split))
     return splits
-
-
-def _arrays(path: Path) -> dict[str, Pictures]:
-    arrays, labels = arrays_by_split(path)
-    axes = "(N, D, H, W), or (N, C, D, H, W) with channels"
-    return {
-        split: Stack(str(path), _checked(array, str(path), 4, axes), partial(labels.get, split, ()))
-        for split, array in arrays.items()
-    }
 
 
 def _checked(array: Any, name: str, axes: int, expected: str) -> Any:
