@@ -13,7 +13,8 @@ from PIL import ExifTags
 from torch import Tensor
 
 from ihdm.app.numbers import whole, within
-from ihdm.data.images import Unreadable, open_picture
+from ihdm.data.images import Unreadable
+from ihdm.data.pictures import open_picture
 from ihdm.data.single import read_one
 from ihdm.domains import ImageDomain
 from ihdm.errors import IhdmError, UsageError

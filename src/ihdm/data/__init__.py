@@ -19,8 +19,6 @@ from torch import Tensor
 from ihdm.config import DataConfig
 from ihdm.data.images import (
     Decoder,
-    Pictures,
-    Subset,
     Unreadable,
     decode,
     decode_readable,
@@ -30,6 +28,7 @@ from ihdm.data.images import (
 )
 from ihdm.data.labels import numbered
 from ihdm.data.lazy import Images, LazyImages
+from ihdm.data.pictures import Pictures, Subset
 from ihdm.data.shards import FoundPictures, Shards, open_shards, reads
 from ihdm.data.sources import Splits, locate, open_source
 from ihdm.data.stream import Beginnings, Stream

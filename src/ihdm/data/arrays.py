@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ihdm.data.images import Array, Stack
+from ihdm.data.pictures import Array, Stack
 from ihdm.data.splits import SPLIT_WORDS, split_word
 from ihdm.errors import IhdmError
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from ihdm.config import DataConfig
 from ihdm.data import ImageSet, given, set_name, split_off
 from ihdm.data.arrays import numpy_file
-from ihdm.data.images import Pictures, Stack
 from ihdm.data.labels import numbered
+from ihdm.data.pictures import Pictures, Stack
 from ihdm.data.sources import locate
 from ihdm.domains import GraphDomain
 from ihdm.domains.graphs import TENSORS

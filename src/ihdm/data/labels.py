@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ihdm.config import DataConfig
 from ihdm.data.archives import open_tar, tar_files
-from ihdm.data.images import Files, Pictures, Rows, Stack, Subset, TarMembers, ZipMembers
+from ihdm.data.pictures import Files, Pictures, Rows, Stack, Subset, TarMembers, ZipMembers
 from ihdm.data.splits import SPLIT_WORDS
 from ihdm.errors import IhdmError, UsageError
 from ihdm.labels import Labels

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ihdm.data.images import Decoder, Subset, Unreadable
+from ihdm.data.images import Decoder, Unreadable
+from ihdm.data.pictures import Subset
 
 
 class Images(Protocol):

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, Protocol
 from PIL import Image
 
 from ihdm.data.archives import is_tar, open_tar, tar_files
-from ihdm.data.images import Unreadable, load_picture, open_member, open_row
+from ihdm.data.images import Unreadable, load_picture
 from ihdm.data.listing import files_below
+from ihdm.data.pictures import open_member, open_row
 from ihdm.data.sources import archives_by_split, hub_splits, locate, warn_of_left_out
 from ihdm.data.splits import split_of_image
 from ihdm.errors import IhdmError, UsageError

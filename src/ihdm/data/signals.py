@@ -17,9 +17,10 @@ from ihdm.data import ImageSet, given, set_name, split_off
 from ihdm.data.archives import open_zip
 from ihdm.data.arrays import stacks_by_split
 from ihdm.data.audio import SUFFIXES, Sound, decoded, in_unit
-from ihdm.data.images import Files, Pictures, Stack, Subset, Unreadable, ZipMembers, warn_of
+from ihdm.data.images import Unreadable, warn_of
 from ihdm.data.labels import numbered
 from ihdm.data.listing import files_below
+from ihdm.data.pictures import Files, Pictures, Stack, Subset, ZipMembers
 from ihdm.data.splits import grouped
 from ihdm.disk import expanded
 from ihdm.domains import SignalDomain

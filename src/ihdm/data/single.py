@@ -7,7 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ihdm.data.images import Files, decode, picture_shape
+from ihdm.data.images import decode, picture_shape
+from ihdm.data.pictures import Files
 from ihdm.domains import Domain
 from ihdm.errors import IhdmError, UsageError
 from ihdm.pixels import to_unit

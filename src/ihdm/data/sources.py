@@ -13,8 +13,9 @@ from typing import Any
 
 from ihdm.data.archives import is_tar, open_tar, open_zip, tar_files
 from ihdm.data.arrays import idx_stack, image_stacks
-from ihdm.data.images import NAMED_MOST, SUFFIXES, Files, Pictures, Rows, TarMembers, ZipMembers
+from ihdm.data.images import NAMED_MOST
 from ihdm.data.listing import files_below
+from ihdm.data.pictures import SUFFIXES, Files, Pictures, Rows, TarMembers, ZipMembers
 from ihdm.data.splits import SPLIT_WORDS, grouped, named_split, split_of_image
 from ihdm.disk import expanded, real
 from ihdm.errors import IhdmError, UsageError, unknown

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from ihdm.data.images import SUFFIXES
+from ihdm.data.pictures import SUFFIXES
 from ihdm.errors import IhdmError
 
 SPLIT_WORDS = {

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ihdm.data.images import Array, Fitting, Unreadable, load_picture
+from ihdm.data.images import Fitting, Unreadable, load_picture
+from ihdm.data.pictures import Array
 from ihdm.data.shards import Found, Parts, Shards
 from ihdm.errors import IhdmError
 from ihdm.noise import Purpose, mix_seed

@@ -15,10 +15,10 @@ from torch import Tensor
 from ihdm.config import DataConfig
 from ihdm.data import ImageSet, given, set_name, split_off
 from ihdm.data.arrays import numpy_file, stacks_by_split
-from ihdm.data.images import Files, Pictures, Stack
 from ihdm.data.labels import numbered
 from ihdm.data.listing import files_below
 from ihdm.data.orbitals import KINDS, SIZE, TEST, TRAIN, orbitals
+from ihdm.data.pictures import Files, Pictures, Stack
 from ihdm.data.sources import MADE_HERE, locate
 from ihdm.data.splits import by_split
 from ihdm.domains.volumes import VolumeDomain

@@ -18,7 +18,7 @@ from ihdm.app.studio import MOST_BYTES, Studio
 from ihdm.app.tabs.parts import PAGE, lead, picture, random_seed, save_button, saved, seed, stacked
 from ihdm.app.tabs.sampling import sampling_row
 from ihdm.app.ways import chosen
-from ihdm.data.images import SUFFIXES
+from ihdm.data.pictures import SUFFIXES
 from ihdm.errors import UsageError
 from ihdm.pixels import to_unit
 from ihdm.processes import restoring
