@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from ihdm.noise import Purpose, mix_seed
+from ihdm.noise import Purpose, permutation
 from ihdm.pixels import ROUNDING
 from ihdm.prior import Prior
 
@@ -25,8 +25,6 @@ BLOCK = 2**22  # distances held in memory at a time
 BITS = 8  # of a pixel
 HALF_STEP = 1 / 510  # half the distance between two 8-bit values in [0, 1]
 LEAST = 1e-12  # the least probability that an 8-bit value is given
-
-
 SPREADS = 64  # compared to find the best, within a factor of 8 around the root mean square error
 
 
@@ -152,10 +150,8 @@ def chosen_levels(K: int, images: Sequence[int], count: int | None, seed: int) -
         return torch.arange(1, K + 1).expand(len(images), K)
     rows = []
     for image in images:
-        generator = torch.Generator().manual_seed(mix_seed(seed, Purpose.LEVELS, image))
-        rows.append(
-            torch.cat([torch.ones(1, dtype=torch.long), 2 + torch.randperm(K - 1, generator=generator)[:count]])
-        )
+        others = 2 + permutation(K - 1, seed, Purpose.LEVELS, image)[:count]
+        rows.append(torch.cat([torch.ones(1, dtype=torch.long), others]))
     return torch.stack(rows) if rows else torch.empty(0, 1 + count, dtype=torch.long)
 
 

@@ -123,6 +123,16 @@ def mix_seed(*numbers: int) -> int:
     return key
 
 
+def generator(*numbers: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator of random numbers that depend only on several integers: a seed, a `Purpose`, and so on."""
+    return torch.Generator(device).manual_seed(mix_seed(*numbers))
+
+
+def permutation(n: int, *numbers: int) -> Tensor:
+    """The numbers 0..n-1 in an order that depends only on several integers."""
+    return torch.randperm(n, generator=generator(*numbers))
+
+
 _MAX = 2**63 - 1
 
 

@@ -38,7 +38,7 @@ from ihdm.held_out import by_band, held_out_losses
 from ihdm.metrics.inception import Inception, find_inception
 from ihdm.model import Model
 from ihdm.model_folder import GUIDE, ModelConfig
-from ihdm.noise import Purpose, mix_seed
+from ihdm.noise import Purpose, generator, mix_seed
 from ihdm.optimisation import learning_rate
 from ihdm.progress import progress_bar
 from ihdm.run import Log, check_run, locked
@@ -326,10 +326,10 @@ class Trainer:
         As many images are computed at a time as in training, which are known to fit into memory.
         """
         settings, images = self.config.trainer, self.images
-        generator = torch.Generator(self.device).manual_seed(mix_seed(settings.seed, Purpose.HELD_OUT))
+        chance = generator(settings.seed, Purpose.HELD_OUT, device=self.device)
         network = Frozen(self.training.averaged(), self.precision, self.config.engine.compile)
         sizes, labels = (settings.batch_size, self.training.part), images.held_out_labels
-        return held_out_losses(self.model.process, network, images.held_out, labels, generator, *sizes)
+        return held_out_losses(self.model.process, network, images.held_out, labels, chance, *sizes)
 
     def _measure(self, log: Log | None) -> None:
         """Log the distance of samples from the training images: KID, or for other data the distance of modes."""

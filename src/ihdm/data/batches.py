@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ihdm.data.lazy import Images
-from ihdm.noise import Purpose, mix_seed
+from ihdm.noise import Purpose, permutation
 
 MOST_OF_A_GPU = 0.4  # of its free memory, that images may take
 AHEAD = 3  # steps whose images are decoded in advance, if they are not in memory
@@ -74,8 +74,7 @@ class Batches:
         return torch.cat(parts)
 
     def _shuffled(self, epoch: int) -> Tensor:
-        generator = torch.Generator().manual_seed(mix_seed(self.seed, Purpose.SHUFFLE, epoch))
-        return torch.randperm(len(self.images), generator=generator).to(self.images.device)
+        return permutation(len(self.images), self.seed, Purpose.SHUFFLE, epoch).to(self.images.device)
 
 
 def mirrored(u_0: Tensor, chosen: Tensor) -> Tensor:

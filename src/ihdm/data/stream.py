@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from ihdm.data.images import Fitting, Unreadable, load_picture
 from ihdm.data.pictures import Array
 from ihdm.data.shards import Found, Parts, Shards
 from ihdm.errors import IhdmError
-from ihdm.noise import Purpose, mix_seed
+from ihdm.noise import Purpose, permutation
 
 LOOKED_INTO = 16  # shards whose first images are read at the start
 EMPTY_MOST = 100  # most windows in a row without an image
@@ -169,8 +168,8 @@ class Lane:
             chosen.append(found)
         arrays = self._decoded(chosen)
         window = np.stack(arrays) if arrays else np.empty((0, *self.stream.fitting.shape), np.uint8)
-        order = _permutation(len(window), self.seed, Purpose.WINDOW, self.number, place.window)
-        return place, window[order], after._replace(window=place.window + 1)
+        order = permutation(len(window), self.seed, Purpose.WINDOW, self.number, place.window)
+        return place, window[order.numpy()], after._replace(window=place.window + 1)
 
     def _decoded(self, found: list[Found]) -> list[Array]:
         each = -(-len(found) // self._threads.parts) or 1
@@ -186,7 +185,7 @@ def _images_from(
     shards = Parts(stream.shards, parts) if parts > 1 else stream.shards
     first_shard, first_image = place.shard, place.image
     for epoch in itertools.count(place.epoch):
-        mine = _permutation(len(shards), seed, Purpose.SHARDS, epoch)[lane::lanes].tolist()
+        mine = permutation(len(shards), seed, Purpose.SHARDS, epoch)[lane::lanes].tolist()
         for shard in range(first_shard, len(mine)):
             for image, found in enumerate(shards.images(mine[shard], first_image), first_image + 1):
                 if not stream.looked_at.hold_out(found):
@@ -194,7 +193,3 @@ def _images_from(
             first_image = 0
         first_shard = 0
         yield Place(epoch + 1), None
-
-
-def _permutation(n: int, *seed: int) -> np.ndarray:
-    return torch.randperm(n, generator=torch.Generator().manual_seed(mix_seed(*seed))).numpy()

@@ -14,7 +14,7 @@ from safetensors.torch import safe_open, save_file
 from torch import Tensor
 
 from ihdm.errors import IhdmError
-from ihdm.noise import Purpose, mix_seed
+from ihdm.noise import Purpose, generator
 
 KID_SUBSETS, KID_SUBSET = 100, 1000  # the usual choice
 KID_LEAST = 2 * KID_SUBSET  # images needed on either side before subsets differ enough to give a deviation
@@ -80,12 +80,12 @@ def kernel_distance(
 
     With few images the subsets are nearly the same; their deviation would say nothing, and is None.
     """
-    generator = torch.Generator().manual_seed(mix_seed(seed, Purpose.KID))
+    chance = generator(seed, Purpose.KID)
     size = min(KID_SUBSET, len(samples), len(reference))
     found = []
     for _ in range(KID_SUBSETS):
         x, y = (
-            features[torch.randperm(len(features), generator=generator)[:size]].to(device or features.device)
+            features[torch.randperm(len(features), generator=chance)[:size]].to(device or features.device)
             for features in (reference.features, samples)
         )
         within = sum((k.sum() - k.trace()) / (size * (size - 1)) for k in (_kernel(x, x), _kernel(y, y)))
