@@ -90,6 +90,18 @@ def replaced_file(path: Path, content: bytes) -> None:
         raise
 
 
+@contextlib.contextmanager
+def kept_file(path: Path) -> Iterator[Path]:
+    """A file to write to a cache, which gets its name once it is complete; several processes may write the same one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
 def seal(path: Path) -> dict[str, Any]:
     """Size and checksum of a file."""
     digest, size = hashlib.blake2b(digest_size=16), 0

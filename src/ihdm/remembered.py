@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from ihdm.cache import cache_folder
+from ihdm.disk import kept_file
 from ihdm.eigenvectors import Matrix, lowest
 
 Array = NDArray[Any]
@@ -47,17 +48,15 @@ def remembered(matrix: Matrix, modes: int, dense: bool) -> tuple[Array, Array]:
     found = lowest(matrix, modes, dense)
     try:
         _write(path, *found)
-    except OSError as error:
+    except (OSError, safetensors.SafetensorError) as error:
         print(f"warning: the eigenvectors could not be saved for the next time ({error})", file=sys.stderr)
     return found
 
 
 def _name(matrix: Matrix, modes: int, dense: bool) -> str:
     """A digest of all that the result depends on."""
-    digest = hashlib.blake2b(f"{FORM} {len(matrix)} {modes} {dense}".encode(), digest_size=16)
-    for part in (matrix.edges, matrix.entries, matrix.diagonal, matrix.kernel, matrix.parts):
-        digest.update(np.ascontiguousarray(part).data)
-    return digest.hexdigest()
+    parts = matrix.edges, matrix.entries, matrix.diagonal, matrix.kernel, matrix.parts
+    return _sum(*parts, of=f"{FORM} {len(matrix)} {modes} {dense}")
 
 
 def _read(path: Path, matrix: Matrix) -> tuple[Array, Array]:
@@ -90,22 +89,16 @@ def check(matrix: Matrix, values: Array, vectors: Array) -> None:
 
 
 def _write(path: Path, values: Array, vectors: Array) -> None:
-    """Write under another name, then rename: a file of this name is always complete. The oldest files make room."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    """Write the file. The oldest ones make room."""
     tensors = {"values": np.ascontiguousarray(values), "vectors": np.ascontiguousarray(vectors)}
-    try:
+    with kept_file(path) as unfinished:
         save_file(tensors, unfinished, {SUM: _sum(values, vectors)})
-        unfinished.replace(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        unfinished.unlink(missing_ok=True)
-        raise OSError(str(error)) from error
     for old in sorted(path.parent.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)[:-MOST]:
         old.unlink(missing_ok=True)
 
 
-def _sum(values: Array, vectors: Array) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for part in (values, vectors):
+def _sum(*parts: Array, of: str = "") -> str:
+    digest = hashlib.blake2b(of.encode(), digest_size=16)
+    for part in parts:
         digest.update(np.ascontiguousarray(part).data)
     return digest.hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ihdm.cache import cache_folder
+from ihdm.disk import kept_file
 
 NAMED_MOST = 5  # links that a warning names
 LARGE = 20_000  # files from which on a listing is remembered
@@ -107,15 +107,11 @@ def _index_path(root: Path) -> Path:
 
 def _remember(index: Path, root: Path, listing: Listing) -> None:
     content = json.dumps([str(root.resolve()), listing.folders, listing.files])
-    fresh = index.with_suffix(f".{os.getpid()}")
     try:
-        index.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(f"{_checksum(content)}\n{content}", encoding="ascii")
-        os.replace(fresh, index)
+        with kept_file(index) as unfinished:
+            unfinished.write_text(f"{_checksum(content)}\n{content}", encoding="ascii")
     except OSError as error:
         print(f"warning: the list of files in {root} cannot be saved ({error})", file=sys.stderr)
-        with contextlib.suppress(OSError):
-            fresh.unlink(missing_ok=True)
 
 
 def _remembered(index: Path, root: Path) -> list[str] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from safetensors.torch import safe_open, save_file
 from torch import Tensor
 
+from ihdm.disk import kept_file
 from ihdm.errors import IhdmError
 from ihdm.noise import Purpose, generator
 
@@ -101,11 +101,8 @@ def _kernel(x: Tensor, y: Tensor) -> Tensor:
 
 
 def write_reference(path: Path, key: Mapping[str, str], reference: Reference) -> None:
-    """Write under another name, then rename: a file of this name is always complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    save_file({name: getattr(reference, name).cpu().contiguous() for name in KEPT}, unfinished, dict(key))
-    unfinished.replace(path)
+    with kept_file(path) as unfinished:
+        save_file({name: getattr(reference, name).cpu().contiguous() for name in KEPT}, unfinished, dict(key))
 
 
 def read_reference(path: Path, key: Mapping[str, str]) -> Reference:

