@@ -276,7 +276,7 @@ def test_an_interrupted_guide_leaves_a_model_and_is_done_again(model, weaker, tm
         raise OSError("no space left")
 
     with monkeypatch.context() as broken, pytest.raises(SystemExit):
-        broken.setattr("ihdm.verbs.guide.replaced_file", full)
+        broken.setattr("ihdm.model_folder.replaced_file", full)
         main(["guide", "strong", "weak"])
     assert "no space left" in capsys.readouterr().err
     assert Model.from_pretrained("strong").sample(2).equal(model.sample(2))

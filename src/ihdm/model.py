@@ -38,7 +38,6 @@ from ihdm.model_folder import (
     read_tensors,
     weights_of,
     with_prefix,
-    write_calibrated,
     write_card,
     write_config,
     write_tensors,
@@ -314,18 +313,13 @@ class Model(nn.Module):
         state = self.process.state()
         own = {name: tensor for name, tensor in state.items() if not name.startswith(OF_PRIOR)}
         write_tensors(folder / WEIGHTS, weights_of(self.network, dtype) | own)
-        if prior := with_prefix(state, OF_PRIOR):
-            labels = {} if self.start_labels is None else {LABELS: self.start_labels}
-            write_tensors(folder / PRIOR, prior | labels)
-        else:
-            (folder / PRIOR).unlink(missing_ok=True)  # of an earlier model
-        if self.guide is not None:
-            write_tensors(folder / GUIDE, weights_of(self.guide, dtype))
-        else:
-            (folder / GUIDE).unlink(missing_ok=True)
+        prior = with_prefix(state, OF_PRIOR)
+        labels = {LABELS: self.start_labels} if prior and self.start_labels is not None else {}
+        write_tensors(folder / PRIOR, prior | labels)
+        write_tensors(folder / GUIDE, {} if self.guide is None else weights_of(self.guide, dtype))
+        write_tensors(folder / FAMILIAR, {} if self.familiar is None else self.familiar.tensors())
+        write_tensors(folder / READER, {} if self.reader is None else self.reader.tensors())
         write_config(folder, self.config)
-        write_calibrated(folder / FAMILIAR, self.familiar)
-        write_calibrated(folder / READER, self.reader)
         write_card(folder, self.config, self.facts())
 
     def file_names(self) -> list[str]:

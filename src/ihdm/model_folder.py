@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import safetensors
 import torch
@@ -95,7 +95,7 @@ def locate(name: str | Path, revision: str | None = None) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        files = [CONFIG, WEIGHTS, PRIOR, DOMAIN, CARD, FAMILIAR, READER, GUIDE]
+        files = [CONFIG, WEIGHTS, PRIOR, DOMAIN, CARD, *ADDED]
         return Path(snapshot_download(str(name), revision=revision, allow_patterns=files))
     except Exception as error:  # the hub's client raises many kinds; any of them is a failed download
         which = f"{name}, revision {revision}," if revision else name
@@ -120,10 +120,7 @@ def config_text(config: ModelConfig) -> str:
 
 
 def write_config(folder: Path, config: ModelConfig) -> None:
-    if state := config.domain.state():
-        write_tensors(folder / DOMAIN, state)
-    else:
-        (folder / DOMAIN).unlink(missing_ok=True)  # left by a model that was here before
+    write_tensors(folder / DOMAIN, config.domain.state())
     (folder / CONFIG).write_text(config_text(config), encoding="utf-8")
 
 
@@ -168,21 +165,7 @@ def _domain(folder: Path, shape: tuple[int, ...], tree: dict[str, Any]) -> Domai
     return kind.restored(shape, tree, read_tensors(folder / DOMAIN) if (folder / DOMAIN).exists() else {})
 
 
-class Calibrated(Protocol):
-    """Something that `ihdm calibrate` finds."""
-
-    def tensors(self) -> dict[str, Tensor]: ...
-
-
-Found = TypeVar("Found", bound=Calibrated)
-
-
-def write_calibrated(path: Path, found: Calibrated | None) -> None:
-    """Write something found by calibration; None: remove what a model that was here before may have left."""
-    if found is None:
-        path.unlink(missing_ok=True)
-    else:
-        replaced_file(path, save(found.tensors()))
+Found = TypeVar("Found")
 
 
 def read_calibrated(path: Path, of: Callable[[dict[str, Tensor]], Found]) -> Found | None:
@@ -267,8 +250,14 @@ def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a file that everyone who may read the folder may read; those of safetensors are for their owner alone."""
-    path.write_bytes(save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
+    """Write a file, or remove what a model that was here before may have left, if there are no tensors.
+
+    Everyone who may read the folder may read it; the files that safetensors writes are for their owner alone.
+    """
+    if tensors:
+        replaced_file(path, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_card(folder: Path, config: ModelConfig, rows: dict[str, str]) -> None:

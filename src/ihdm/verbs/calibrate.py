@@ -59,7 +59,7 @@ def _calibrate(folder: Path, data: str, n: int, width_steps: int, resize: bool, 
     from ihdm.data import evenly_spaced
     from ihdm.engine import choose_device, keep_freed_memory, placed
     from ihdm.model import Model
-    from ihdm.model_folder import FAMILIAR, READER, write_calibrated
+    from ihdm.model_folder import FAMILIAR, READER, write_tensors
     from ihdm.progress import progress_bar
     from ihdm.studies.strangers import WAYS
 
@@ -77,10 +77,11 @@ def _calibrate(folder: Path, data: str, n: int, width_steps: int, resize: bool, 
     pictures = loaded.config.domain.kind == "images"
     ways = WAYS if pictures else [judge.dissipated]
     found = judgement.calibrate(judge, some, ways, lambda parts: progress_bar(parts, desc="calibrating", unit="level"))
-    write_calibrated(folder / FAMILIAR, replace(found, steps=loaded.config.steps))
+    write_tensors(folder / FAMILIAR, replace(found, steps=loaded.config.steps).tensors())
     print(folder / FAMILIAR)
     if pictures and width_steps:
-        write_calibrated(folder / READER, _reader(judge, images.train, some, width_steps, computed.precision))
+        reader = _reader(judge, images.train, some, width_steps, computed.precision)
+        write_tensors(folder / READER, reader.tensors())
         print(folder / READER)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from ihdm.disk import replaced_file, replaced_text
+from ihdm.disk import replaced_text
 from ihdm.errors import IhdmError
 from ihdm.verbs.words import ModelName
 
@@ -74,19 +74,14 @@ def _write(folder: Path, alone: Model, guided: Model) -> None:
     A card that somebody has edited is left as it is.
     """
     import torch
-    from safetensors.torch import save
 
-    from ihdm.model_folder import CARD, CONFIG, GUIDE, card, config_text, weights_of
+    from ihdm.model_folder import CARD, CONFIG, GUIDE, card, config_text, weights_of, write_tensors
 
     written = folder / CARD
     ours = written.exists() and written.read_text(encoding="utf-8") in _cards(folder, alone)
     replaced_text(folder / CONFIG, config_text(alone.config))
-    if guided.guide is None:
-        (folder / GUIDE).unlink(missing_ok=True)
-    else:
-        weights = {name: tensor.contiguous() for name, tensor in weights_of(guided.guide, torch.float32).items()}
-        replaced_file(folder / GUIDE, save(weights))
-        replaced_text(folder / CONFIG, config_text(guided.config))
+    write_tensors(folder / GUIDE, {} if guided.guide is None else weights_of(guided.guide, torch.float32))
+    replaced_text(folder / CONFIG, config_text(guided.config))
     if ours:
         replaced_text(written, card(guided.config, guided.facts()))
 
