@@ -22,7 +22,7 @@ FLOORS = [  # a module imports from its own floor or those before it
     {"config", "optimisation"},
     {"data", "engine", "checkpoint", "metrics", "width_reader"},
     {"memory", "model_folder"},
-    {"execution", "judgement", "guide"},
+    {"execution", "judgement", "guide", "card"},
     {"model", "restorer"},
     {"run", "held_out", "packing", "evaluation", "convert", "training", "hub", "export"},
     {"trainer", "describe"},

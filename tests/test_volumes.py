@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from ihdm import evaluation, hub
+from ihdm.card import card
 from ihdm.cli import main
 from ihdm.config import Config, DataConfig, load_config
 from ihdm.data import ImageSet, data_domain, load_images
@@ -21,7 +22,7 @@ from ihdm.errors import IhdmError, UsageError
 from ihdm.evaluation.quality import check_images, check_kind, usual_metrics
 from ihdm.heat import GridLaplacian, resized
 from ihdm.model import Model
-from ihdm.model_folder import ModelConfig, card
+from ihdm.model_folder import ModelConfig
 from ihdm.trainer import Trainer
 
 TINY = [

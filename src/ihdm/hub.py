@@ -8,9 +8,10 @@ from pathlib import Path
 from torch import Tensor
 
 from ihdm import pictures
+from ihdm.card import card
 from ihdm.errors import IhdmError, UsageError
 from ihdm.model import Model
-from ihdm.model_folder import CARD, FAMILIAR, READER, card
+from ihdm.model_folder import CARD, FAMILIAR, READER
 
 SAMPLES = "samples.png"
 

@@ -12,35 +12,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ihdm.card import card
 from ihdm.data import Images, evenly_spaced, spread, unit_batches
-from ihdm.errors import IhdmError, UsageError
+from ihdm.errors import UsageError
 from ihdm.execution import USUAL, Execution, Runner
 from ihdm.familiar import Familiar
 from ihdm.guide import check_same_data, check_weaker
 from ihdm.labels import Given, LabelledNoise
 from ihdm.model_folder import (
+    CARD,
     CONFIG,
     DOMAIN,
     FAMILIAR,
     GUIDE,
-    NETWORK,
     OF_PRIOR,
     PRIOR,
     READER,
     WEIGHTS,
     ModelConfig,
-    loaded_network,
     locate,
-    missing,
     read_calibrated,
     read_config,
     read_guide,
-    read_tensors,
+    read_weights,
     weights_of,
     with_prefix,
-    write_card,
     write_config,
     write_tensors,
+    write_weights,
 )
 from ihdm.networks import build_network
 from ihdm.networks.guidance import beyond, guided
@@ -54,7 +53,6 @@ from ihdm.sampler import States, chain, last, reverse_step
 from ihdm.settings import whole
 from ihdm.width_reader import WidthReader
 
-LABELS = "labels"  # in the prior's file: the labels of the images that the prior is made of
 OUTSIDE_MOST = 50_000  # images that a process is shown if they are not in memory
 BATCH = 512
 MOST_GUIDANCE = 100  # more than is of any use
@@ -310,17 +308,12 @@ class Model(nn.Module):
         """Write a model folder, replacing the files of an earlier one. dtype: of the network's weights."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        state = self.process.state()
-        own = {name: tensor for name, tensor in state.items() if not name.startswith(OF_PRIOR)}
-        write_tensors(folder / WEIGHTS, weights_of(self.network, dtype) | own)
-        prior = with_prefix(state, OF_PRIOR)
-        labels = {LABELS: self.start_labels} if prior and self.start_labels is not None else {}
-        write_tensors(folder / PRIOR, prior | labels)
+        write_weights(folder, self.network, self.process, self.start_labels, dtype)
         write_tensors(folder / GUIDE, {} if self.guide is None else weights_of(self.guide, dtype))
         write_tensors(folder / FAMILIAR, {} if self.familiar is None else self.familiar.tensors())
         write_tensors(folder / READER, {} if self.reader is None else self.reader.tensors())
         write_config(folder, self.config)
-        write_card(folder, self.config, self.facts())
+        (folder / CARD).write_text(card(self.config, self.facts()), encoding="utf-8")
 
     def file_names(self) -> list[str]:
         """The files that the model's folder must have."""
@@ -350,20 +343,7 @@ class Model(nn.Module):
         """
         folder = locate(name, revision)
         config = read_config(folder, guided)
-        tensors = read_tensors(folder / WEIGHTS)
-        network = loaded_network(config, folder / WEIGHTS, tensors)
-        state = {name: tensor for name, tensor in tensors.items() if not name.startswith(NETWORK)}
-        labels = None
-        if (folder / PRIOR).exists():
-            prior = read_tensors(folder / PRIOR)
-            labels = prior.pop(LABELS, None)
-            state |= {OF_PRIOR + name: tensor for name, tensor in prior.items()}
-        try:
-            process = PROCESSES.of(config.process).from_state(config.process, config.sampling, config.domain, state)
-        except ValueError as error:
-            raise _misfit(folder, error) from error
-        if labels is not None and not _are_labels(labels, config, process):
-            raise IhdmError(f"{folder / PRIOR} does not belong to {CONFIG}: its {LABELS} are not those of the prior")
+        network, process, labels = read_weights(folder, config)
         model = cls(config, process, network, labels)
         model.guide = read_guide(folder, config)
         model.familiar = read_calibrated(folder / FAMILIAR, Familiar.of)
@@ -373,20 +353,6 @@ class Model(nn.Module):
 
 def _size(network: nn.Module | None) -> str:
     return f"{sum(weights.numel() for weights in network.parameters()):,}" if network else "no"
-
-
-def _misfit(folder: Path, error: ValueError) -> IhdmError:
-    """An error that names the file which the process cannot be made from."""
-    path = folder / (PRIOR if str(error).startswith("prior") else WEIGHTS)
-    if not path.exists():
-        return missing(path)
-    return IhdmError(f"{path} does not belong to {CONFIG}: {error}")
-
-
-def _are_labels(labels: Tensor, config: ModelConfig, process: Process) -> bool:
-    """Whether these are numbers of the model's labels, one for each image in the prior."""
-    fit = isinstance(process, FromImages) and labels.shape == (len(process.prior),) and labels.dtype == torch.long
-    return fit and bool(((labels >= 0) & (labels < len(config.labels))).all())
 
 
 def _padded(condition: Tensor, size: int) -> Tensor:

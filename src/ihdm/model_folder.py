@@ -24,11 +24,13 @@ from ihdm.earlier import from_0_1
 from ihdm.errors import IhdmError, UsageError
 from ihdm.labels import Labels
 from ihdm.networks import build_network, weight_shapes
+from ihdm.processes import FromImages, Process
 from ihdm.registry import PROCESSES
 
 CONFIG, WEIGHTS, PRIOR, CARD = "config.json", "model.safetensors", "prior.safetensors", "README.md"
 NETWORK, OF_PRIOR = "network.", "prior."  # prefixes of tensor names; the prior has a file of its own
 OTHERS = ("shape", "domain", "data", "steps", "origin", "labels", "guide")  # in config.json besides settings
+LABELS = "labels"  # in the prior's file: the labels of the images that the prior is made of
 DOMAIN = "domain.safetensors"  # what the domain of the data needs besides config.json, such as a graph
 MOST_CHANNELS, MOST_PIXELS = 1024, 2**24  # of an image or other data
 FAMILIAR = "familiar.safetensors"  # what familiar images look like to the network, if the model was calibrated
@@ -237,6 +239,49 @@ def loaded_network(config: ModelConfig, path: Path, tensors: dict[str, Tensor]) 
     return network.eval()
 
 
+def write_weights(
+    folder: Path, network: nn.Module, process: Process, labels: Tensor | None, dtype: torch.dtype
+) -> None:
+    """Write the network in a precision, and what the process keeps; labels: of the training images in the prior."""
+    state = process.state()
+    own = {name: tensor for name, tensor in state.items() if not name.startswith(OF_PRIOR)}
+    write_tensors(folder / WEIGHTS, weights_of(network, dtype) | own)
+    prior = with_prefix(state, OF_PRIOR)
+    write_tensors(folder / PRIOR, prior | ({LABELS: labels} if prior and labels is not None else {}))
+
+
+def read_weights(folder: Path, config: ModelConfig) -> tuple[nn.Module, Process, Tensor | None]:
+    """What `write_weights` wrote: the network, the process, and the labels of the images in its prior, if any."""
+    tensors, labels = read_tensors(folder / WEIGHTS), None
+    network = loaded_network(config, folder / WEIGHTS, tensors)
+    state = {name: tensor for name, tensor in tensors.items() if not name.startswith(NETWORK)}
+    if (folder / PRIOR).exists():
+        prior = read_tensors(folder / PRIOR)
+        labels = prior.pop(LABELS, None)
+        state |= {OF_PRIOR + name: tensor for name, tensor in prior.items()}
+    try:
+        process = PROCESSES.of(config.process).from_state(config.process, config.sampling, config.domain, state)
+    except ValueError as error:
+        raise _misfit(folder, error) from error
+    if labels is not None and not _are_labels(labels, config, process):
+        raise IhdmError(f"{folder / PRIOR} does not belong to {CONFIG}: its {LABELS} are not those of the prior")
+    return network, process, labels
+
+
+def _misfit(folder: Path, error: ValueError) -> IhdmError:
+    """An error that names the file which the process cannot be made from."""
+    path = folder / (PRIOR if str(error).startswith("prior") else WEIGHTS)
+    if not path.exists():
+        return missing(path)
+    return IhdmError(f"{path} does not belong to {CONFIG}: {error}")
+
+
+def _are_labels(labels: Tensor, config: ModelConfig, process: Process) -> bool:
+    """Whether these are numbers of the model's labels, one for each image in the prior."""
+    fit = isinstance(process, FromImages) and labels.shape == (len(process.prior),) and labels.dtype == torch.long
+    return fit and bool(((labels >= 0) & (labels < len(config.labels))).all())
+
+
 def read_guide(folder: Path, config: ModelConfig) -> nn.Module | None:
     """The weaker network of a model's folder, if it has one."""
     if config.guide is None:
@@ -258,58 +303,3 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         replaced_file(path, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
     else:
         path.unlink(missing_ok=True)
-
-
-def write_card(folder: Path, config: ModelConfig, rows: dict[str, str]) -> None:
-    (folder / CARD).write_text(card(config, rows), encoding="utf-8")
-
-
-def card(config: ModelConfig, rows: dict[str, str], name: str = "path/to/this/folder", samples: str = "") -> str:
-    """README.md, the model's card. rows: its table; name: what its example loads; samples: the file of a picture."""
-    process, domain = PROCESSES.of(config.process), config.domain
-    origin = f"Trained with ihdm on `{config.data}` for {config.steps:,} steps."
-    if config.origin:
-        origin = (
-            f"Trained for {config.steps:,} steps with the code of the method's authors. Converted by ihdm from\n"
-            f"their checkpoint `{config.origin}`, with a prior made from `{config.data}`."
-        )
-    table = "\n".join(f"| {label} | {value} |" for label, value in rows.items())
-    picture = f"\n![Samples]({samples})\n" if samples else ""
-    prior = (
-        ""
-        if "prior" not in rows
-        else (
-            f"The prior holds blurred copies of the training {domain.noun}s: share the folder only where you may share "
-            f"those.\n"
-        )
-    )
-    guidance = ", guidance=1.5" if config.guide is None else ""
-    label = f", labels={config.labels.names[0]!r}{guidance}" if config.labels else ""
-    tag = process.title.replace(" ", "-")
-    kind = f"pipeline_tag: unconditional-image-generation\ntags: [{tag}]"
-    if domain.kind != "images":
-        kind = f"tags: [{tag}, {domain.kind}]"
-    elif config.labels:
-        kind = f"tags: [{tag}, class-conditional-image-generation]"
-    text = f"""---
-library_name: ihdm
-{kind}
----
-# A model of {process.title}
-
-{domain.noun.capitalize()}s of {domain.words}, {process.grown}.
-{origin}
-{picture}
-| | |
-|---|---|
-{table}
-
-```python
-from ihdm import Model
-
-{domain.noun}s = Model.from_pretrained("{name}").sample(16, seed=0{label})
-```
-
-{f"Method: {process.method}." if process.method else ""}
-{prior}"""
-    return text.rstrip() + "\n"

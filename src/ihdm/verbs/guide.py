@@ -75,7 +75,8 @@ def _write(folder: Path, alone: Model, guided: Model) -> None:
     """
     import torch
 
-    from ihdm.model_folder import CARD, CONFIG, GUIDE, card, config_text, weights_of, write_tensors
+    from ihdm.card import card
+    from ihdm.model_folder import CARD, CONFIG, GUIDE, config_text, weights_of, write_tensors
 
     written = folder / CARD
     ours = written.exists() and written.read_text(encoding="utf-8") in _cards(folder, alone)
@@ -88,7 +89,7 @@ def _write(folder: Path, alone: Model, guided: Model) -> None:
 
 def _cards(folder: Path, alone: Model) -> list[str]:
     """The cards that ihdm writes for the model without a weaker network and with the one in the folder, if any."""
-    from ihdm.model_folder import card
+    from ihdm.card import card
 
     found = [alone]
     with contextlib.suppress(IhdmError):  # the one in the folder is damaged
