@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from ihdm.config import Config, load_config, presets
 from ihdm.data import ImageSet, image_shape
 from ihdm.domains import ImageDomain
-from ihdm.errors import IhdmError, UsageError
+from ihdm.errors import IhdmError, UsageError, first_few
 from ihdm.model import Model
-from ihdm.model_folder import ModelConfig
+from ihdm.model_folder import NAMED_MOST, ModelConfig
 from ihdm.networks import build_network
 from ihdm.networks.layers import Block
 from ihdm.networks.unet import UNet, UNetSettings
@@ -38,7 +38,6 @@ OF_BLOCK = {
     "skip": "skip_connection",
 }
 OF_ATTENTION = {"norm": "norm", "qkv": "qkv", "project": "proj_out"}
-NAMED_MOST = 3  # at most so many tensors in an error message
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -90,11 +89,8 @@ def fitting(config: Config, checkpoint: Checkpoint) -> ModelConfig:
     model = _model_config(config, checkpoint.shapes)
     misfits = _misfits(checkpoint.shapes, _expected(model))
     if misfits:
-        more = f" and {len(misfits) - NAMED_MOST} more" if len(misfits) > NAMED_MOST else ""
-        raise IhdmError(
-            f"{checkpoint.path} does not fit the settings: {'; '.join(misfits[:NAMED_MOST])}{more}. "
-            + _advice(checkpoint.shapes)
-        )
+        found = first_few(misfits, NAMED_MOST)
+        raise IhdmError(f"{checkpoint.path} does not fit the settings: {found}. {_advice(checkpoint.shapes)}")
     return replace(model, steps=checkpoint.steps, origin=checkpoint.path.name)
 
 

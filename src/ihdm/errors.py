@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class IhdmError(Exception):
@@ -16,6 +16,12 @@ class UsageError(IhdmError, ValueError):
     """A wrong request: an unknown preset or setting, an impossible value. The command line exits with 2."""
 
     exit_code = 2
+
+
+def first_few(words: Sequence[str], most: int, between: str = "; ") -> str:
+    """The first of many words, and how many more there are."""
+    more = f" and {len(words) - most:,} more" if len(words) > most else ""
+    return between.join(words[:most]) + more
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:

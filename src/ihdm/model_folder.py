@@ -21,7 +21,7 @@ from ihdm.config import RENAMED, Config, presets, read_text, shipped
 from ihdm.disk import expanded, load_tensors, replaced_file
 from ihdm.domains import Domain, as_domain, domain_kind
 from ihdm.earlier import from_0_1
-from ihdm.errors import IhdmError, UsageError
+from ihdm.errors import IhdmError, UsageError, first_few
 from ihdm.labels import Labels
 from ihdm.networks import build_network, weight_shapes
 from ihdm.processes import FromImages, Process
@@ -36,6 +36,7 @@ MOST_CHANNELS, MOST_PIXELS = 1024, 2**24  # of an image or other data
 FAMILIAR = "familiar.safetensors"  # what familiar images look like to the network, if the model was calibrated
 READER = "widths.safetensors"  # the network that reads blur widths, if the model was calibrated
 GUIDE = "guide.safetensors"  # the weights of a weaker network that samples are guided away from, if there is one
+NAMED_MOST = 3  # at most so many tensors in an error message
 ADDED = (GUIDE, FAMILIAR, READER)  # by commands other than training
 
 
@@ -221,8 +222,7 @@ def check_weights(path: Path, weights: dict[str, Tensor], expected: dict[str, tu
         ),
     ]
     if misfits:
-        more = f" and {len(misfits) - 3} more" if len(misfits) > 3 else ""
-        raise IhdmError(f"{path} does not fit {CONFIG}: {'; '.join(misfits[:3])}{more}")
+        raise IhdmError(f"{path} does not fit {CONFIG}: {first_few(misfits, NAMED_MOST)}")
 
 
 def weights_of(network: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:

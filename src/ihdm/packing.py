@@ -15,7 +15,7 @@ from typing import Any
 
 from ihdm import checkpoint
 from ihdm.disk import real, replaced_folder, seal
-from ihdm.errors import IhdmError, UsageError
+from ihdm.errors import IhdmError, UsageError, first_few
 from ihdm.model_folder import ADDED, CONFIG
 from ihdm.run import locked
 
@@ -53,8 +53,7 @@ def unpack(pack: Path, run: Path) -> dict[str, Any]:
     found = _read_list(pack)
     wrong = [f"{name} is {state}" for name, was in found["pieces"].items() if (state := _state(pack / name, was))]
     if wrong:
-        more = f" and {len(wrong) - NAMED_MOST:,} more" if len(wrong) > NAMED_MOST else ""
-        raise IhdmError(f"{pack} is incomplete or damaged: {', '.join(wrong[:NAMED_MOST])}{more}; copy them again")
+        raise IhdmError(f"{pack} is incomplete or damaged: {first_few(wrong, NAMED_MOST, ', ')}; copy them again")
     with replaced_folder(run) as folder:
         pieces = sorted((pack / name for name in found["pieces"]), key=_number)
         _write_files(_blocks(pieces), folder, found["files"])

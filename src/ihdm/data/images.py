@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from ihdm.data.pictures import Array, Pictures, Subset
-from ihdm.errors import IhdmError, UsageError
+from ihdm.errors import IhdmError, UsageError, first_few
 from ihdm.progress import progress_bar
 
 SIXTEEN_BITS = ("PNG", "PPM")  # formats whose deep images have 16 bits, even if Pillow gives them 32
@@ -148,9 +148,8 @@ def warn_of_frames(pictures: Pictures) -> None:
 
 def warn_of(broken: dict[int, str], total: int, noun: str = "image") -> None:
     """Warn of what was left out."""
-    shown = [broken[i] for i in sorted(broken)[:NAMED_MOST]]
-    more = f" and {len(broken) - NAMED_MOST:,} more" if len(broken) > NAMED_MOST else ""
-    print(f"warning: skipped {len(broken):,} of {total:,} {noun}s: {'; '.join(shown)}{more}", file=sys.stderr)
+    shown = first_few([broken[i] for i in sorted(broken)], NAMED_MOST)
+    print(f"warning: skipped {len(broken):,} of {total:,} {noun}s: {shown}", file=sys.stderr)
 
 
 def picture_shape(pictures: Pictures, size: tuple[int, int] | None, channels: int | None) -> tuple[int, int, int]:
