@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ihdm import pictures
 from ihdm.config import load_config
-from ihdm.data import evenly_spaced, load_images
+from ihdm.data import evenly_taken, load_images
 from ihdm.errors import IhdmError
 from ihdm.execution import Execution
 from ihdm.model import Model
@@ -34,7 +34,7 @@ def run_demo(out: Path, settings: Iterable[str] = ()) -> None:
 
     model = Model.from_pretrained(out / "model")
     samples = model.sample(SAMPLES, execution=Execution(progress=True))
-    real = to_unit(images.train[evenly_spaced(len(images.train), SAMPLES)])
+    real = to_unit(evenly_taken(images.train, SAMPLES))
     page = pictures.beside(pictures.grid(samples, caption="generated"), pictures.grid(real, caption="real"))
     page.save(out / "samples.png")
 

@@ -86,7 +86,7 @@ class ImageSet:
         digest = hashlib.blake2b(repr(tuple(self.train.shape)).encode(), digest_size=8)
         if self.stream:
             digest.update(f"{len(self.stream.shards)} shards".encode())
-        digest.update(self.train[evenly_spaced(len(self.train), 1024)].cpu().numpy().tobytes())
+        digest.update(evenly_taken(self.train, 1024).cpu().numpy().tobytes())
         for name, tensor in self.own_domain.state().items() if self.own_domain else ():
             digest.update(name.encode() + tensor.numpy().tobytes())
         if self.train_labels is not None:
@@ -222,6 +222,11 @@ def evenly_spaced(n: int, most: int) -> Tensor:
     return torch.arange(count) * n // max(count, 1)
 
 
+def evenly_taken(images: Images, most: int) -> Tensor:
+    """At most `most` of the images, evenly spaced, in memory."""
+    return images[evenly_spaced(len(images), most)]
+
+
 def spread(images: Images, most: int) -> Images:
     """At most `most` of the images, evenly spaced; those outside memory stay there."""
     numbers = evenly_spaced(len(images), most)
@@ -283,6 +288,7 @@ __all__ = [
     "Images",
     "data_domain",
     "evenly_spaced",
+    "evenly_taken",
     "image_shape",
     "labels_of",
     "load_images",

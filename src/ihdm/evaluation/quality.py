@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ihdm.cache import cache_folder
-from ihdm.data import Images, ImageSet, evenly_spaced, unit_batches
+from ihdm.data import Images, ImageSet, evenly_taken, unit_batches
 from ihdm.domains import Domain
 from ihdm.engine import exact_device
 from ihdm.errors import UsageError, unknown
@@ -226,7 +226,7 @@ def evaluate(
     if inception is not None:
         wanted: dict[str, Images] = {split: split_images(images, split)} if {"fid", "kid"} & set(metrics) else {}
         if "neighbours" in metrics:
-            wanted |= {"train": images.train, "held-out": _some(images.held_out)}
+            wanted |= {"train": images.train, "held-out": evenly_taken(images.held_out, COMPARED)}
         sources = {name: _reference(images.name, name, some, inception, workers) for name, some in wanted.items()}
     samples = _generate(model, inception, rings, modes, n, seed, workers, execution, sampling)
     if not workers.main:
@@ -325,17 +325,13 @@ def _reference(name: str, split: str, images: Images, inception: Inception, work
     return reference
 
 
-def _some(held_out: Tensor) -> Tensor:
-    return held_out[evenly_spaced(len(held_out), COMPARED)]
-
-
 def _neighbours(
     samples: Samples, images: ImageSet, sources: dict[str, Reference], device: torch.device
 ) -> dict[str, tuple[Neighbours, Neighbours]]:
     """Nearest training images of samples and of held-out images, by space; other data have only the space of values."""
     own = "pixels" if images.domain.kind == "images" else "values"
     banks = {own: images.train[:]}
-    queries = {own: (samples.first, _some(images.held_out))}
+    queries = {own: (samples.first, evenly_taken(images.held_out, COMPARED))}
     if sources:
         banks["inception"] = sources["train"].features
         queries["inception"] = (samples.features[: len(samples.first)], sources["held-out"].features)
@@ -347,7 +343,7 @@ def _neighbours(
 
 def _spectra(model: Model, rings: Rings, images: Images) -> dict[str, Tensor]:
     """Power spectra of data, and of data at some levels of the process (App. B.6)."""
-    some = images[evenly_spaced(len(images), 10 * COMPARED)]
+    some = evenly_taken(images, 10 * COMPARED)
     spectra = {"data": rings.power(unit_batches(images, BATCH))}
     for level in (1, model.process.K // 3, 2 * model.process.K // 3, model.process.K):
         noise = torch.Generator().manual_seed(0)

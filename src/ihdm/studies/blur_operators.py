@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ihdm.data import evenly_spaced
 from ihdm.heat import FiniteDifferences, GaussianFilter, GridLaplacian
-from ihdm.pixels import to_unit
+from ihdm.pictures import some_of
 from ihdm.plots import figure, octaves, tiles
 from ihdm.studies.lab import PAPER_WORDS, Findings, Lab
 from ihdm.studies.verdict import Verdict, both, every, told
@@ -32,9 +31,9 @@ CLAIM = (
 
 def study(lab: Lab) -> Findings:
     grid = lab.images.shape[1:]
-    u_0 = to_unit(lab.images.train[evenly_spaced(len(lab.images.train), IMAGES)]).to(lab.device)
+    u_0 = lab.real(IMAGES).to(lab.device)
     schedule = lab.process.schedule(lab.images.domain.laplacian)
-    widths = [float(schedule.sigma_B[1 + i]) for i in _between(schedule.K, POINTS)]
+    widths = [float(schedule.sigma_B[1 + i]) for i in some_of(range(schedule.K), POINTS)]
     blurred: dict[str, list[Tensor]] = {}
     milliseconds: dict[str, list[float]] = {}
     for name, operator in OPERATORS.items():
@@ -48,13 +47,9 @@ def study(lab: Lab) -> Findings:
     }
     models = {name: lab.trained("process.skip=identity", *words, *PAPER_WORDS) for name, words in MODELS.items()}
     samples = {name: model.sample(SAMPLES, lab.seed, execution=lab.execution) for name, model in models.items()}
-    count = 200 if lab.quick else 10_000
-    distances = {
-        name: lab.distance(model.sample_batches(count, lab.seed, execution=lab.execution))
-        for name, model in models.items()
-    }
+    distances = {name: lab.distance_of(model) for name, model in models.items()}
     distance = {name: found.value for name, found in distances.items()}
-    picks = _between(len(widths), SHOWN)
+    picks = some_of(range(len(widths)), SHOWN)
     with figure(lab.picture("blur-operators"), columns=3, size=(4.2, 3.8)) as (left, middle, right):
         rows = [[found[i][0] for i in picks] for found in blurred.values()] + list(samples.values())
         tiles(left, rows, [*blurred, *(f"samples, {name}" for name in samples)])
@@ -98,11 +93,6 @@ def verdict(numbers: dict[str, Any]) -> Verdict:
     worse = told(distance[names[0]] - distance[names[1]], both(*(error[name] for name in names)))
     slow, fast = (numbers["milliseconds"][name][-1] for name in ("finite differences", "cosine basis"))
     return every([worse, told(slow / fast - SLOW, TIME_ERROR * SLOW)])
-
-
-def _between(count: int, most: int) -> list[int]:
-    """At most `most` evenly spaced numbers from 0 to count - 1, both included."""
-    return sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
 
 
 def _timed(operator: Any, u_0: Tensor, t: float) -> tuple[Tensor, float]:

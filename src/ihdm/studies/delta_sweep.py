@@ -21,7 +21,7 @@ CLAIM = (
 
 def study(lab: Lab) -> Findings:
     model = lab.paper_model()
-    samples, explained, levels = (200, 60, 10) if lab.quick else (10_000, 1000, 40)
+    explained, levels = (60, 10) if lab.quick else (1000, 40)
     held_out = lab.held_out(explained)
     rows = [model.sample(COLUMNS, lab.seed, delta_ratio=ratio, execution=lab.execution) for ratio in SHOWN]
     how: dict[str, Any] = {"levels": levels, "seed": lab.seed, "execution": lab.execution}
@@ -32,10 +32,7 @@ def study(lab: Lab) -> Findings:
     lowest_bits = swept[bits.index(min(bits))]
     bits_error = [mean_and_error((values - lowest_bits).tolist())[1] for values in swept]  # image by image
     exact = {row.name: float(values.mean()) for row, values in of_images.items() if row.delta_ratio is None}
-    distances = [
-        lab.distance(model.sample_batches(samples, lab.seed, delta_ratio=ratio, execution=lab.execution))
-        for ratio in RATIOS
-    ]
+    distances = [lab.distance_of(model, delta_ratio=ratio) for ratio in RATIOS]
     quality = [distance.value for distance in distances]
     best = {"quality": RATIOS[quality.index(min(quality))], "bound": RATIOS[bits.index(min(bits))]}
     with figure(lab.picture("delta-sweep"), columns=2, size=(5.6, 4), widths=(1.2, 1)) as (left, right):
@@ -44,7 +41,7 @@ def study(lab: Lab) -> Findings:
         right.plot(RATIOS, quality, "o-", color="C0")
         right.axvline(best["quality"], color="C0", linestyle=":")
         right.set(xlabel="delta / sigma")
-        right.set_ylabel(f"{lab.distance_name}, {samples:,} samples", color="C0")
+        right.set_ylabel(f"{lab.distance_name}, {lab.count:,} samples", color="C0")
         other = right.twinx()
         other.plot(RATIOS, bits, "s--", color="C1")
         other.axvline(best["bound"], color="C1", linestyle=":")

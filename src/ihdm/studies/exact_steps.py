@@ -28,7 +28,7 @@ CLAIM = (
 
 def study(lab: Lab) -> Findings:
     model = lab.paper_model()
-    K, count = model.process.K, 200 if lab.quick else 10_000
+    K, count = model.process.K, lab.count
     fewer = list(dict.fromkeys(max(1, K // divisor) for divisor in DIVISORS))
     ways: dict[str, dict[str, Any]] = {"paper": PAPER}
     ways |= {f"eta {eta:g}": {"steps": K, "eta": eta, "order": 1} for eta in NOISY}

@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ihdm.data import evenly_spaced
 from ihdm.model import Model
-from ihdm.pixels import to_unit
 from ihdm.plots import figure, signed_tiles
 from ihdm.studies.lab import Findings, Lab
 from ihdm.studies.verdict import Verdict, every, mean_and_error, told
@@ -26,7 +24,7 @@ CLAIM = (
 def study(lab: Lab) -> Findings:
     heat = lab.paper_model()
     models = {"inverse heat": heat, "DDPM": lab.trained(*lab.diffusion, "sampling.clip=false")}  # clipped: no gradient
-    u_0 = to_unit(lab.images.train[evenly_spaced(len(lab.images.train), IMAGES)]).to(lab.device)
+    u_0 = lab.real(IMAGES).to(lab.device)
     gradients, local, by_image = {}, {}, {}
     for name, model in models.items():
         levels = [max(1, round(share * model.process.K)) for share in SHARES]

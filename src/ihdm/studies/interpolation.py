@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ihdm.model import Model
 from ihdm.noise import InterpolatedNoise, SeededNoise
+from ihdm.pictures import some_of
 from ihdm.plots import figure, tiles, tiles_size
 from ihdm.sampler import last
 from ihdm.studies.lab import Findings, Lab
@@ -29,7 +30,7 @@ def study(lab: Lab) -> Findings:
     strips = {name: torch.cat([_between(lab, model, some) for some in parts]) for name, model in models.items()}
     roughness = {name: [_roughness(strip) for strip in found] for name, found in strips.items()}
     mean = {name: sum(values) / PAIRS for name, values in roughness.items()}
-    shown = [round(i * (STEPS - 1) / (SHOWN - 1)) for i in range(SHOWN)]
+    shown = some_of(range(STEPS), SHOWN)
     domain = heat.config.domain
     rows = [domain.pictures(strip[shown]) for found in strips.values() for strip in found[:2]]
     with figure(lab.picture("interpolation"), size=tiles_size(rows)) as (axis,):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ihdm.basis import Laplacian
 from ihdm.config import KIND, KINDS, Config, differences, load_config
-from ihdm.data import Images, ImageSet, data_domain, evenly_spaced, load_images
+from ihdm.data import Images, ImageSet, data_domain, evenly_taken, load_images
 from ihdm.data.sources import absolute
 from ihdm.disk import expanded
 from ihdm.domains import domain_kind
@@ -203,17 +203,19 @@ class Lab:
                 f"this study looks at held-out images, and {self.images.name} has none: it has no test split, and "
                 f"data.holdout is {self.config.data.holdout:g}"
             )
-        return self.images.held_out[evenly_spaced(len(self.images.held_out), most)]
+        return evenly_taken(self.images.held_out, most)
+
+    def real(self, most: int) -> Tensor:
+        """At most `most` training images in [0, 1], evenly spaced."""
+        return to_unit(evenly_taken(self.images.train, most))
 
     @property
     def precision(self) -> torch.dtype:
         return choose_precision(self.config.engine.precision, self.device, math.prod(self.images.shape[1:]))
 
-    def model(self, *settings: str, images: ImageSet | None = None) -> Model:
-        """The given model, unless settings or images are named; else one trained with them, once for all studies."""
-        if self.model_name is not None and not settings and images is None:
-            return self._given
-        return self.trained(*settings, images=images)
+    def model(self) -> Model:
+        """The given model; else one trained with the preset, once for all studies."""
+        return self.trained() if self.model_name is None else self._given
 
     def paper_model(self) -> Model:
         """The model sampling with the paper's steps, whatever its own settings; refused if it is not one of blur."""
@@ -314,6 +316,15 @@ class Lab:
         group = torch.arange(len(found)) % GROUPS
         without = (frechet_distance(found[group != i], self._reference, self.device) for i in range(GROUPS))
         return Distance(value, jackknife(list(without)))
+
+    @property
+    def count(self) -> int:
+        """How many samples a distance is computed from."""
+        return 200 if self.quick else 10_000
+
+    def distance_of(self, model: Model, **sampling: Any) -> Distance:
+        """How far the samples of a model are from the training images."""
+        return self.distance(model.sample_batches(self.count, self.seed, execution=self.execution, **sampling))
 
     def picture(self, name: str) -> Path:
         self.out.mkdir(parents=True, exist_ok=True)

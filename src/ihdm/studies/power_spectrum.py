@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from ihdm.data import evenly_spaced, unit_batches
 from ihdm.metrics.spectra import Rings
 from ihdm.plots import figure, octaves, plain_numbers
 from ihdm.studies.lab import BATCH, Findings, Lab
@@ -30,7 +29,7 @@ def study(lab: Lab) -> Findings:
     domain, laplacian = lab.images.domain, lab.images.domain.laplacian
     sigma, schedule = lab.process.sigma, lab.process.schedule(laplacian)
     rings = Rings(laplacian)
-    some = list(unit_batches(lab.images.train[evenly_spaced(len(lab.images.train), IMAGES)], BATCH))
+    some = lab.real(IMAGES).split(BATCH)
     generator = torch.Generator().manual_seed(lab.seed)
     data = rings.power(some)
     noisy = {

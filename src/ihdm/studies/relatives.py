@@ -74,7 +74,7 @@ def tree(lab: Lab, relatives: Iterable[str], found: Mapping[str, Measured]) -> d
     return {
         "relatives": {name: some.numbers for name, some in found.items()},
         "missing": [name for name in relatives if name not in found],
-        "samples": _count(lab),
+        "samples": lab.count,
         "distance_is": lab.distance_name,
         "batch_size": lab.config.trainer.batch_size,
     }
@@ -104,7 +104,7 @@ def words(lab: Lab, relatives: Iterable[str], found: Mapping[str, Measured]) -> 
     missing = [name for name in relatives if name not in found]
     last = f"\n\nNot measured yet: {', '.join(missing)} (`--only {' '.join(missing)}`)." if missing else ""
     return (
-        f"{lab.distance_name} of {_count(lab):,} samples after {first['trained_steps']:,} training steps of "
+        f"{lab.distance_name} of {lab.count:,} samples after {first['trained_steps']:,} training steps of "
         f"{lab.config.trainer.batch_size} images each; the bound in bits per dimension of held-out images, as 8-bit "
         f"values; the time of a sample with a step for every level.\n\n{table}\n\nSampled by: {sampled}. "
         f"Measured on: {where}.{last}"
@@ -130,10 +130,6 @@ def samples_in_rows(axis: Any, found: Mapping[str, Measured]) -> None:
             axis.text(x, y, words_of(some.numbers), transform=axis.get_yaxis_transform(), va="center_baseline")
 
 
-def _count(lab: Lab) -> int:
-    return 200 if lab.quick else 10_000
-
-
 def _measure(lab: Lab, relative: Relative, held_out: Tensor) -> Measured:
     settings = relative.words(lab)
     model, config = lab.trained(*settings), lab.config.with_settings(settings)
@@ -142,7 +138,7 @@ def _measure(lab: Lab, relative: Relative, held_out: Tensor) -> Measured:
     ways = [relative.every | {"steps": None}, *(relative.few | {"steps": n} for n in steps[1:])]
     distances, seconds, shown = [], [], []
     for way in ways:
-        samples, taken = _timed(model.sample_batches(_count(lab), lab.seed, execution=lab.execution, **way))
+        samples, taken = _timed(model.sample_batches(lab.count, lab.seed, execution=lab.execution, **way))
         distances.append(lab.distance([samples]))
         seconds.append(taken)
         shown.append(samples[:SHOWN])
@@ -192,7 +188,7 @@ def _path(lab: Lab, relative: Relative) -> Path:
     settings = relative.words(lab)
     sampling = {name: value for name, value in lab.unusual(*settings).items() if name.startswith("sampling.")}
     ways = [sorted(way.items()) for way in (sampling, relative.every, relative.few)]
-    how = [ways, DIVISORS, _count(lab), lab.seed, lab.distance_name]
+    how = [ways, DIVISORS, lab.count, lab.seed, lab.distance_name]
     return lab.out / "measured" / f"{lab.folder(*settings).name}-{digest(how)}.json"
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ihdm.data import evenly_spaced
 from ihdm.metrics.fidelity import psnr, ssim
 from ihdm.model import Model
 from ihdm.pixels import to_bytes, to_unit
@@ -35,7 +34,7 @@ def study(lab: Lab) -> Findings:
     model = lab.model()
     laplacian = restoring(model.process).laplacian
     count, samples = (4, 4) if lab.quick else (8, 8)
-    truth = to_unit(lab.images.held_out[evenly_spaced(len(lab.images.held_out), count)])
+    truth = to_unit(lab.held_out(count))
     sides = [share * max(lab.images.shape[1:]) for share in (SHARES[1::2] if lab.quick else SHARES)]
     widths = [round(side, 1) for side in sides]
     scores: dict[str, dict[str, list[float]]] = {"psnr": {way: [] for way in WAYS}, "ssim": {way: [] for way in WAYS}}

@@ -6,10 +6,8 @@ from typing import Any
 
 import torch
 
-from ihdm.data import evenly_spaced
 from ihdm.metrics.spectra import Rings
 from ihdm.pictures import some_of
-from ihdm.pixels import to_unit
 from ihdm.plots import figure, tiles, tiles_size
 from ihdm.studies.lab import Findings, Lab, blurring
 from ihdm.studies.verdict import Verdict, told
@@ -26,7 +24,7 @@ def study(lab: Lab) -> Findings:
     model = lab.model()
     blurs, levels = blurring(model.process), some_of(model.process.levels(), COLUMNS)
     generated = {k: u for k, u in model.trajectory(ROWS, lab.seed, execution=lab.execution) if k in levels}
-    real = to_unit(lab.images.train[evenly_spaced(len(lab.images.train), ROWS)])
+    real = lab.real(ROWS)
     eps = torch.randn(real.shape, generator=torch.Generator().manual_seed(lab.seed))
     forward = {k: model.process.noised(real, torch.full((ROWS,), k), eps) for k in levels}
 

@@ -20,15 +20,11 @@ CLAIM = (
 
 def study(lab: Lab) -> Findings:
     factors = (0.5, 1.0, 2.0) if lab.quick else FACTORS
-    samples = 200 if lab.quick else 10_000
     sigmas = [factor * blur_settings(lab.config.process).sigma for factor in factors]
     distances, errors, rows = {}, {}, []
     for sigma in sigmas:
         model = lab.trained(f"process.sigma={sigma:g}", *PAPER_WORDS)
-        found = [
-            lab.distance(model.sample_batches(samples, lab.seed, delta_ratio=ratio, execution=lab.execution))
-            for ratio in RATIOS
-        ]
+        found = [lab.distance_of(model, delta_ratio=ratio) for ratio in RATIOS]
         distances[f"{sigma:g}"] = [distance.value for distance in found]
         errors[f"{sigma:g}"] = [distance.error for distance in found]
         rows.append(model.sample(COLUMNS, lab.seed, execution=lab.execution))
@@ -37,7 +33,7 @@ def study(lab: Lab) -> Findings:
         tiles(left, rows, [f"$\\sigma$ = {sigma:g}" for sigma in sigmas])
         for label, values in distances.items():
             right.plot(RATIOS, values, "o-", label=label)
-        right.set(xlabel="delta / sigma", ylabel=f"{lab.distance_name}, {samples:,} samples")
+        right.set(xlabel="delta / sigma", ylabel=f"{lab.distance_name}, {lab.count:,} samples")
         right.legend(title="$\\sigma$ in training", loc="center left", bbox_to_anchor=(1, 0.5))
     return Findings(
         {"delta_ratio": RATIOS, "distance": distances, "distance_error": errors, "distance_is": lab.distance_name}

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ihdm.data import evenly_spaced
 from ihdm.model import Model
 from ihdm.noise import SeededNoise
 from ihdm.pictures import some_of
-from ihdm.pixels import to_unit
 from ihdm.plots import figure, tiles
 from ihdm.studies.lab import PAPER_WORDS, Findings, Lab, blur_settings, blurring
 from ihdm.studies.verdict import Verdict, every, told
@@ -31,7 +29,7 @@ CLAIM = (
 def study(lab: Lab) -> Findings:
     sigma = blur_settings(lab.config.process).sigma
     models = {"with noise": lab.trained(*SETTINGS), "without": lab.trained("process.sigma=0", *SETTINGS)}
-    real = to_unit(lab.images.train[evenly_spaced(len(lab.images.train), SAMPLES)])
+    real = lab.real(SAMPLES)
     rows, labels, beyond, growth = [], [], {}, {}
     for name, model in models.items():
         states = dict(_unclamped(lab, model))

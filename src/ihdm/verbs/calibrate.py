@@ -56,7 +56,7 @@ def calibrate(
 
 def _calibrate(folder: Path, data: str, n: int, width_steps: int, resize: bool, computing: Computing) -> None:
     from ihdm import evaluation, judgement
-    from ihdm.data import evenly_spaced
+    from ihdm.data import evenly_taken
     from ihdm.engine import choose_device, keep_freed_memory, placed
     from ihdm.model import Model
     from ihdm.model_folder import FAMILIAR, READER, write_tensors
@@ -71,7 +71,7 @@ def _calibrate(folder: Path, data: str, n: int, width_steps: int, resize: bool, 
     held_out = images.held_out
     if len(held_out) < LEAST:
         raise UsageError(f"{data} has {len(held_out)} images held out from training; at least {LEAST} are needed")
-    some = held_out[evenly_spaced(len(held_out), min(n, len(held_out)))]
+    some = evenly_taken(held_out, n)
     computed = execution(computing, place, loaded.config.shape)
     judge = placed(loaded, place).restorer(computed).judge()
     pictures = loaded.config.domain.kind == "images"

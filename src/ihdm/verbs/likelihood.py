@@ -56,7 +56,7 @@ def likelihood(
         raise UsageError("--levels must be at least 2 (level 1 and another)")
     check_outputs(json, figures)
     from ihdm import evaluation, plots, workers
-    from ihdm.data import evenly_spaced
+    from ihdm.data import evenly_taken
     from ihdm.engine import choose_device, keep_freed_memory, placed
     from ihdm.evaluation import drawings, tables
     from ihdm.evaluation.quality import split_images
@@ -72,7 +72,7 @@ def likelihood(
     bounded(loaded.process).bounding(**options)  # refuses what has no bound
     images = evaluation.images_for(loaded, data, resize, name=model)
     chosen = split_images(images, split)
-    chosen = chosen[evenly_spaced(len(chosen), n or len(chosen))]
+    chosen = evenly_taken(chosen, n or len(chosen))
     if not len(chosen):
         raise UsageError(
             f"{data} has no images in its {split} split, and none were held out in training; --split train uses images "
