@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ STYLE: dict[Any, Any] = {
     "axes.prop_cycle": "cycler('color', ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000'])",
 }
 
+WIDTH = 9.0  # of a figure of tiles, in inches
+DECADES = 3  # of signed maps that are told apart
 LONG = 50.0  # an axis whose ends have a larger ratio would have too many powers of two
 
 
@@ -81,10 +84,10 @@ def coloured(image: Tensor) -> Any:
     return shown.expand(3, -1, -1).permute(1, 2, 0).numpy()
 
 
-def tiles_size(rows: Sequence[Sequence[Tensor] | Tensor], width: float = 9.0) -> tuple[float, float]:
+def tiles_size(rows: Sequence[Sequence[Tensor] | Tensor]) -> tuple[float, float]:
     """The size, in inches, of a figure that rows of pictures (C, H, W) fill."""
-    height_of_one, width_of_one = rows[0][0].shape[1:]
-    return width, width * len(rows) * height_of_one / (max(map(len, rows)) * width_of_one)
+    height, width = rows[0][0].shape[1:]
+    return WIDTH, WIDTH * len(rows) * height / (max(map(len, rows)) * width)
 
 
 def tiles(
@@ -92,49 +95,40 @@ def tiles(
     rows: Sequence[Sequence[Tensor] | Tensor],
     row_labels: Sequence[str] = (),
     column_labels: Sequence[str] = (),
-    gap: int = 1,
 ) -> None:
     """Rows of images (C, H, W) in [0, 1], pixel for pixel, with a label for each row and each column."""
-    import numpy as np
-
-    height, width = rows[0][0].shape[1:]
-    page = np.ones((len(rows) * (height + gap) - gap, max(map(len, rows)) * (width + gap) - gap, 3))
-    for top, left, image in _places(rows, height + gap, width + gap):
-        page[top : top + height, left : left + width] = coloured(image)
-    axis.imshow(page, interpolation="nearest", aspect="equal")
-    _label(axis, row_labels, column_labels, (height, width), gap)
+    _draw(axis, [[coloured(image) for image in row] for row in rows], 1.0, row_labels, column_labels)
 
 
 def signed_tiles(
-    axis: Any,
-    rows: Sequence[Sequence[Tensor]],
-    row_labels: Sequence[str] = (),
-    column_labels: Sequence[str] = (),
-    gap: int = 1,
-    decades: int = 3,
+    axis: Any, rows: Sequence[Sequence[Tensor]], row_labels: Sequence[str], column_labels: Sequence[str]
 ) -> None:
     """Rows of signed maps (H, W), each scaled by its largest absolute value: linear near 0, then logarithmic."""
+    drawn = [[_signed_logarithm(values) for values in row] for row in rows]
+    _draw(axis, drawn, math.nan, row_labels, column_labels, cmap="RdBu_r", vmin=-1, vmax=1)
+
+
+def _signed_logarithm(values: Tensor) -> Any:
+    relative = values / values.abs().max().clamp_min(1e-30)
+    size = (1 + relative.abs() * 10**DECADES).log10() / math.log10(1 + 10**DECADES)
+    return (relative.sign() * size).numpy()
+
+
+def _draw(
+    axis: Any, rows: Sequence[Sequence[Any]], empty: float, row_labels: Any, column_labels: Any, **colours: Any
+) -> None:
+    """Draw rows of arrays, (H, W) or (H, W, 3), a pixel apart, and label them; the rest of the axes is hidden."""
     import numpy as np
 
-    height, width = rows[0][0].shape
-    page = np.full((len(rows) * (height + gap) - gap, max(map(len, rows)) * (width + gap) - gap), np.nan)
-    for top, left, values in _places(rows, height + gap, width + gap):
-        relative = values / values.abs().max().clamp_min(1e-30)
-        logarithm = relative.sign() * (1 + relative.abs() * 10**decades).log10() / np.log10(1 + 10**decades)
-        page[top : top + height, left : left + width] = logarithm.numpy()
-    axis.imshow(page, interpolation="nearest", aspect="equal", cmap="RdBu_r", vmin=-1, vmax=1)
-    _label(axis, row_labels, column_labels, (height, width), gap)
-
-
-def _places(rows: Sequence[Sequence[Tensor] | Tensor], down: int, right: int) -> Iterator[tuple[int, int, Tensor]]:
-    return ((i * down, j * right, image) for i, row in enumerate(rows) for j, image in enumerate(row))
-
-
-def _label(axis: Any, rows: Sequence[str], columns: Sequence[str], size: tuple[int, int], gap: int) -> None:
-    """Label the rows and columns of tiles, and hide the rest of the axes."""
-    height, width = size
+    height, width, *channels = rows[0][0].shape
+    down, right = height + 1, width + 1
+    page = np.full((len(rows) * down - 1, max(map(len, rows)) * right - 1, *channels), empty)
+    for i, row in enumerate(rows):
+        for j, array in enumerate(row):
+            page[i * down : i * down + height, j * right : j * right + width] = array
+    axis.imshow(page, interpolation="nearest", aspect="equal", **colours)
     axis.grid(False)
     axis.spines[:].set_visible(False)
     axis.tick_params(length=0, labeltop=True, labelbottom=False)
-    axis.set_yticks([i * (height + gap) + (height - 1) / 2 for i in range(len(rows))], rows)
-    axis.set_xticks([j * (width + gap) + (width - 1) / 2 for j in range(len(columns))], columns)
+    axis.set_yticks([i * down + (height - 1) / 2 for i in range(len(row_labels))], row_labels)
+    axis.set_xticks([j * right + (width - 1) / 2 for j in range(len(column_labels))], column_labels)

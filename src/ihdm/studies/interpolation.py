@@ -13,7 +13,7 @@ from ihdm.pictures import some_of
 from ihdm.plots import figure, tiles, tiles_size
 from ihdm.sampler import last
 from ihdm.studies.lab import Findings, Lab
-from ihdm.studies.verdict import Verdict, mean_and_error, told
+from ihdm.studies.verdict import Verdict, larger
 
 PAIRS, STEPS, SHOWN = 24, 25, 9
 AT_ONCE = 4  # pairs in a batch
@@ -51,7 +51,7 @@ def study(lab: Lab) -> Findings:
 def verdict(numbers: dict[str, Any]) -> Verdict:
     """DDIM does not count, as the paper does not mention it."""
     found = numbers["largest_over_mean_step"]
-    return told(*mean_and_error([other - own for own, other in zip(found["inverse heat"], found["DDPM"])]))
+    return larger(found["DDPM"], found["inverse heat"])
 
 
 def _between(lab: Lab, model: Model, pairs: range) -> Tensor:

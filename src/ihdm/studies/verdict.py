@@ -72,6 +72,11 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (count - 1) / count)
 
 
+def larger(values: Sequence[float], others: Sequence[float]) -> Verdict:
+    """The verdict on the claim that values are larger than others, on average over pairs."""
+    return told(*mean_and_error([one - other for one, other in zip(values, others)]))
+
+
 def jackknife(values: Sequence[float]) -> float:
     """The standard error of a figure from its values with each part of the data left out once (Quenouille, Tukey)."""
     mean, count = sum(values) / len(values), len(values)
