@@ -41,6 +41,7 @@ from ihdm.verbs.sample import sample
 from ihdm.verbs.settings import settings
 from ihdm.verbs.study import study
 from ihdm.verbs.train import train
+from ihdm.verbs.words import aligned
 
 LESS_MEMORY = (
     "to need less, raise trainer.accumulate or set engine.checkpoint=true in training, lower --batch-size in sampling, "
@@ -169,10 +170,6 @@ def _completion(shell: str) -> str:
 
 
 def _overview() -> str:
-    def table(rows: dict[str, str]) -> str:
-        width = max(map(len, rows))
-        return "\n".join(f"  {name:<{width}}  {about}" for name, about in rows.items())
-
     def wrapped(title: str, names: Iterable[str]) -> str:
         return textwrap.fill(f"{title}: {', '.join(names)}", 80, subsequent_indent="  ", break_on_hyphens=False)
 
@@ -180,7 +177,7 @@ def _overview() -> str:
     return f"""ihdm {__version__}: generative modelling with inverse heat dissipation
 usage: ihdm COMMAND ...      (more: ihdm COMMAND --help)
 
-{table(verbs)}
+{aligned(verbs.items(), indent="  ")}
 {wrapped("  and", RARER)}
 
 {wrapped("included models", shipped())}

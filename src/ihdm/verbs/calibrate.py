@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import OmitArgPrefixes
 
 from ihdm.errors import UsageError
-from ihdm.verbs.words import AS_USUAL, MOST, Computing, ModelName, Source, check_count, execution
+from ihdm.verbs.words import AS_USUAL, MOST, Computing, ModelName, Source, check_count
 
 if TYPE_CHECKING:
     import torch
@@ -57,14 +57,13 @@ def calibrate(
 def _calibrate(folder: Path, data: str, n: int, width_steps: int, resize: bool, computing: Computing) -> None:
     from ihdm import evaluation, judgement
     from ihdm.data import evenly_taken
-    from ihdm.engine import choose_device, keep_freed_memory, placed
+    from ihdm.engine import placed
     from ihdm.model import Model
     from ihdm.model_folder import FAMILIAR, READER, write_tensors
     from ihdm.progress import progress_bar
     from ihdm.studies.strangers import WAYS
 
-    keep_freed_memory()
-    place = choose_device(computing.device)
+    place = computing.place()
     loaded = Model.from_pretrained(folder)
     loaded.restorer().judge()  # refuses models that cannot be calibrated
     images = evaluation.images_for(loaded, data, resize, name=str(folder))
@@ -72,7 +71,7 @@ def _calibrate(folder: Path, data: str, n: int, width_steps: int, resize: bool, 
     if len(held_out) < LEAST:
         raise UsageError(f"{data} has {len(held_out)} images held out from training; at least {LEAST} are needed")
     some = evenly_taken(held_out, n)
-    computed = execution(computing, place, loaded.config.shape)
+    computed = computing.execution(place, loaded.config.shape)
     judge = placed(loaded, place).restorer(computed).judge()
     pictures = loaded.config.domain.kind == "images"
     ways = WAYS if pictures else [judge.dissipated]

@@ -10,9 +10,9 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from ihdm.config import load_config
-from ihdm.disk import real, replaced_folder
-from ihdm.errors import IhdmError, UsageError
-from ihdm.verbs.words import Settings, check_folder, with_data
+from ihdm.disk import replaced_folder
+from ihdm.errors import IhdmError
+from ihdm.verbs.words import OwnSource, Settings, check_new_folder, with_data
 
 
 def convert(
@@ -20,7 +20,7 @@ def convert(
     out: Annotated[Positional[Path], arg(metavar="OUT")],
     /,
     preset: Annotated[str, arg(metavar="PRESET")],
-    data: Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="")] = None,
+    data: OwnSource = None,
     settings: Settings = (),
 ) -> None:
     """Convert the authors' checkpoint to a model folder.
@@ -32,9 +32,7 @@ def convert(
         data: the training images, for the prior: a named set, folder or file; default: the preset's
     """
     config = with_data(load_config(preset, itertools.chain(*settings)), data)
-    if out.exists() and (not out.is_dir() or any(out.iterdir()) or real(out) == Path.cwd()):
-        raise UsageError(f"{out} exists; give the name of a new folder for the model")
-    check_folder(out.absolute().parent)
+    check_new_folder(out, "model")
     from ihdm.convert import convert, differing, fitting, read_checkpoint
     from ihdm.data import load_images
     from ihdm.engine import keep_freed_memory

@@ -10,16 +10,14 @@ import textwrap
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from tyro.conf import arg
+from typing import TYPE_CHECKING
 
 from ihdm import __version__
 from ihdm.cache import cache_folder
 from ihdm.config import shipped_words
 from ihdm.disk import size_words
 from ihdm.extras import EXTRAS, install
-from ihdm.verbs.words import check_file, table, write_json
+from ihdm.verbs.words import File, check_file, table, write_json
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -29,7 +27,7 @@ Rows = dict[str, str]
 COLUMNS = 100
 
 
-def doctor(json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None) -> None:
+def doctor(json: File = None) -> None:
     """Show what ihdm finds on this machine, and what is missing.
 
     Downloads nothing and sends nothing.

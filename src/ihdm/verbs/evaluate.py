@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, arg
@@ -12,13 +11,14 @@ from ihdm.verbs.words import (
     AS_THE_MODEL_HAS_IT,
     AS_USUAL,
     Computing,
+    File,
+    Folder,
     Guidance,
     HowToSample,
     ModelName,
     Source,
     check_count,
     check_outputs,
-    execution,
     write_json,
 )
 
@@ -32,13 +32,13 @@ def evaluate(
     split: Literal["train", "test"] = "train",
     convention: Literal["clean", "legacy"] = "clean",
     seed: int = 0,
-    inception: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
+    inception: File = None,
     allow_few: bool = False,
     resize: bool = False,
     label: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")] = None,
     guidance: Guidance = None,
-    json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
-    figures: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
+    json: File = None,
+    figures: Folder = None,
     sampling: Annotated[HowToSample, OmitArgPrefixes] = AS_THE_MODEL_HAS_IT,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
@@ -69,7 +69,7 @@ def evaluate(
     import torch
 
     from ihdm import evaluation, plots, workers
-    from ihdm.engine import choose_device, keep_freed_memory, placed
+    from ihdm.engine import placed
     from ihdm.evaluation.quality import METRICS, check_images, check_kind, check_metrics, needs_inception, usual_metrics
     from ihdm.metrics.inception import Inception, find_inception
     from ihdm.model import Model
@@ -77,8 +77,7 @@ def evaluate(
     if figures:
         plots.check_available()
     check_metrics(metrics or METRICS, n)
-    keep_freed_memory()
-    place = choose_device(computing.device)
+    place = computing.place()
     loaded = Model.from_pretrained(model).sampled(**sampling.changes())
     guidance = loaded.guidance(guidance)
     loaded.told(torch.arange(1), seed, label)  # refuses unknown labels
@@ -101,7 +100,7 @@ def evaluate(
             seed=seed,
             workers=team,
             figures=figures,
-            execution=execution(computing, place, loaded.config.shape),
+            execution=computing.execution(place, loaded.config.shape),
             labels=label,
             guidance=guidance,
         )

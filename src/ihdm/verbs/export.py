@@ -9,11 +9,11 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from ihdm.disk import real, replaced_folder
+from ihdm.disk import replaced_folder
 from ihdm.errors import IhdmError, UsageError
 from ihdm.export import Format
 from ihdm.extras import needs
-from ihdm.verbs.words import AS_THE_MODEL_HAS_IT, HowToSample, ModelName, check_folder
+from ihdm.verbs.words import AS_THE_MODEL_HAS_IT, HowToSample, ModelName, check_new_folder
 
 FOR_ONNX = ("onnx", "onnxscript", "onnxruntime")
 FOR_IMAGES = ("diffusers", "web")
@@ -42,11 +42,9 @@ def export(
         out: a new folder
         format: a diffusers pipeline, ONNX graphs, torch.export programs, or a page that samples in the browser
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir()) or real(out) == Path.cwd()):
-        raise UsageError(f"{out} exists; give the name of a new folder for the export")
     if format in ("onnx", "web"):
         _check_packages(FOR_ONNX)
-    check_folder(out.absolute().parent)
+    check_new_folder(out, "export")
     from ihdm.export import folders
     from ihdm.model import Model
     from ihdm.processes import FromImages

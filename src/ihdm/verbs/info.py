@@ -9,13 +9,13 @@ from tyro.conf import Positional, arg
 
 from ihdm.config import RENAMED, load_config, presets, shipped_words
 from ihdm.errors import UsageError
-from ihdm.verbs.words import Settings, table, with_data
+from ihdm.verbs.words import OwnSource, Settings, table, with_data
 
 
 def info(
     name: Annotated[Positional[str | None], arg(metavar="[MODEL_OR_PRESET]", help_behavior_hint="")] = None,
     /,
-    data: Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="")] = None,
+    data: OwnSource = None,
     settings: Settings = (),
 ) -> None:
     """Describe models and presets.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import OmitArgPrefixes, arg
@@ -11,11 +10,12 @@ from ihdm.errors import UsageError
 from ihdm.verbs.words import (
     AS_USUAL,
     Computing,
+    File,
+    Folder,
     ModelName,
     Source,
     check_count,
     check_outputs,
-    execution,
     write_json,
 )
 
@@ -30,8 +30,8 @@ def likelihood(
     n: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None,
     seed: int = 0,
     resize: bool = False,
-    json: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
-    figures: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
+    json: File = None,
+    figures: Folder = None,
     computing: Annotated[Computing, OmitArgPrefixes] = AS_USUAL,
 ) -> None:
     """Bound the negative log-likelihood of images (Eq. 5-10).
@@ -57,7 +57,7 @@ def likelihood(
     check_outputs(json, figures)
     from ihdm import evaluation, plots, workers
     from ihdm.data import evenly_taken
-    from ihdm.engine import choose_device, keep_freed_memory, placed
+    from ihdm.engine import placed
     from ihdm.evaluation import drawings, tables
     from ihdm.evaluation.quality import split_images
     from ihdm.model import Model
@@ -65,8 +65,7 @@ def likelihood(
 
     if figures:
         plots.check_available()
-    keep_freed_memory()
-    place = choose_device(computing.device)
+    place = computing.place()
     loaded = Model.from_pretrained(model)
     options = {"delta_ratio": delta_ratio} if delta_ratio else {}
     bounded(loaded.process).bounding(**options)  # refuses what has no bound
@@ -85,7 +84,7 @@ def likelihood(
             images.train,
             levels=levels,
             seed=seed,
-            execution=execution(computing, place, loaded.config.shape, team.main),
+            execution=computing.execution(place, loaded.config.shape, team.main),
             workers=team,
             **options,
         )

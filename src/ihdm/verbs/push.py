@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from ihdm.verbs.words import AS_USUAL, Computing, ModelName, check_count, execution
+from ihdm.verbs.words import AS_USUAL, Computing, ModelName, check_count
 
 
 def push(
@@ -30,13 +30,12 @@ def push(
     if n:
         check_count(n)
     from ihdm import hub
-    from ihdm.engine import choose_device, keep_freed_memory, placed
+    from ihdm.engine import placed
     from ihdm.model import Model
     from ihdm.model_folder import locate
 
     hub.check(name)
-    keep_freed_memory()
-    folder, place = locate(model), choose_device(computing.device)
+    folder, place = locate(model), computing.place()
     loaded = placed(Model.from_pretrained(folder), place)
-    samples = loaded.sample(n, execution=execution(computing, place, loaded.config.shape)) if n else None
+    samples = loaded.sample(n, execution=computing.execution(place, loaded.config.shape)) if n else None
     print(hub.push(folder, loaded, name, samples, private, message))

@@ -13,16 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from ihdm.errors import UsageError
-from ihdm.verbs.words import (
-    AS_THE_MODEL_HAS_IT,
-    AS_USUAL,
-    Computing,
-    HowToSample,
-    ModelName,
-    check_count,
-    check_folder,
-    execution,
-)
+from ihdm.verbs.words import AS_THE_MODEL_HAS_IT, AS_USUAL, Computing, HowToSample, ModelName, check_count, check_folder
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -71,11 +62,10 @@ def restore(
     """
     width = _pixels(blur_width)
     check_count(n)
-    from ihdm.engine import choose_device, keep_freed_memory, placed
+    from ihdm.engine import placed
     from ihdm.model import Model
 
-    keep_freed_memory()
-    place = choose_device(computing.device)
+    place = computing.place()
     loaded = Model.from_pretrained(model)
     loaded.restorer().process(**sampling.changes())  # refuses models that cannot restore, and impossible sampling
     domain = loaded.config.domain
@@ -89,7 +79,7 @@ def restore(
     given = 1 - given if invert else given
     earlier = _earlier(out, image)
     check_folder(out)
-    computed = execution(computing, place, loaded.config.shape)
+    computed = computing.execution(place, loaded.config.shape)
     found = placed(loaded, place).restore(
         given,
         n,

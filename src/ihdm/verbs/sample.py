@@ -13,13 +13,13 @@ from ihdm.verbs.words import (
     AS_THE_MODEL_HAS_IT,
     AS_USUAL,
     Computing,
+    Folder,
     Guidance,
     HowToSample,
     ModelName,
     check_count,
     check_file,
     check_folder,
-    execution,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def sample(
     seed: int = 0,
     grid: Annotated[Path | None, arg(metavar="PNG", help_behavior_hint="")] = None,
     gif: Annotated[Path | None, arg(metavar="GIF", help_behavior_hint="")] = None,
-    out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
+    out: Folder = None,
     same_start: bool = False,
     same_noise: bool = False,
     label: Annotated[tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="")] = (),
@@ -71,11 +71,10 @@ def sample(
     import torch
 
     from ihdm import pictures, workers
-    from ihdm.engine import choose_device, keep_freed_memory, placed
+    from ihdm.engine import placed
     from ihdm.model import Model
 
-    keep_freed_memory()
-    place = choose_device(computing.device)
+    place = computing.place()
     loaded = Model.from_pretrained(model).sampled(**sampling.changes())
     loaded.guidance(guidance)  # refuses impossible strengths
     loaded.told(torch.arange(len(label)), seed, label or None)  # refuses unknown labels
@@ -83,7 +82,7 @@ def sample(
     with workers.together() as team:
         team.agree(True)  # all processes have checked the folders before one fills them
         placed(loaded, team.device(place))
-        options["execution"] = execution(computing, place, loaded.config.shape, team.main)
+        options["execution"] = computing.execution(place, loaded.config.shape, team.main)
         if grid or out:
             images = _make(loaded, team, n, seed, out, grid is not None, label, options)
         if not team.main:

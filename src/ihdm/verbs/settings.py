@@ -15,10 +15,10 @@ def settings(name: Annotated[Positional[str], arg(metavar="[NAME]", help_behavio
     """
     from ihdm.config import setting_rows
     from ihdm.errors import unknown
+    from ihdm.verbs.words import aligned
 
     rows = setting_rows()
     chosen = [row for row in rows if name in row[0]]
     if not chosen:
         raise unknown("setting", name, [row[0] for row in rows])
-    width = max(len(row[0]) for row in chosen)
-    print("\n".join(f"{setting:<{width}}  {about}" for setting, about in chosen))
+    print(aligned(chosen))

@@ -11,7 +11,7 @@ from tyro.conf import Positional, arg
 from ihdm.config import Device
 from ihdm.errors import UsageError, unknown
 from ihdm.studies import STUDIES
-from ihdm.verbs.words import Settings, check_folder
+from ihdm.verbs.words import File, OwnSource, Settings, check_folder
 
 
 def study(
@@ -19,13 +19,13 @@ def study(
     /,
     list: bool = False,
     model: Annotated[str | None, arg(metavar="MODEL", help_behavior_hint="")] = None,
-    data: Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="")] = None,
+    data: OwnSource = None,
     preset: Annotated[str | None, arg(metavar="PRESET", help_behavior_hint="")] = None,
     quick: bool = False,
     only: Annotated[tuple[str, ...], arg(metavar="PART ...", help_behavior_hint="")] = (),
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("studies"),
     seed: int = 0,
-    inception: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None,
+    inception: File = None,
     device: Device = "auto",
     settings: Settings = (),
 ) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from ihdm.config import load_config
-from ihdm.verbs.words import Settings, program, with_data
+from ihdm.verbs.words import Folder, OwnSource, Settings, program, with_data
 
 if TYPE_CHECKING:
     from ihdm.data import ImageSet
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def train(
     preset: Annotated[Positional[str], arg(metavar="PRESET")],
     /,
-    data: Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="")] = None,
-    run: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
+    data: OwnSource = None,
+    run: Folder = None,
     settings: Settings = (),
 ) -> None:
     """Train a model, or resume from its last checkpoint.

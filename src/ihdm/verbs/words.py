@@ -7,6 +7,7 @@ import math
 import os
 import shlex
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from ihdm.config import Device, Precision
+from ihdm.disk import real
 from ihdm.errors import IhdmError, UsageError
 
 if TYPE_CHECKING:
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 MOST = 10**9  # at most so many images for a command
 ModelName = Annotated[Positional[str], arg(metavar="MODEL")]
 Source = Annotated[str, arg(metavar="SOURCE")]
+File = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]  # which may be left out, as the next two
+Folder = Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")]
+OwnSource = Annotated[str | None, arg(metavar="SOURCE", help_behavior_hint="")]
 Guidance = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
 Settings = Annotated[
     UseAppendAction[tuple[tuple[str, ...], ...]],
@@ -48,6 +53,21 @@ class Computing:
     def __post_init__(self) -> None:
         if self.batch_size is not None:
             check_count(self.batch_size, "--batch-size")
+
+    def place(self) -> torch.device:
+        """The device to use, by a program that computes from now on."""
+        from ihdm.engine import choose_device, keep_freed_memory
+
+        keep_freed_memory()
+        return choose_device(self.device)
+
+    def execution(self, place: torch.device, shape: tuple[int, ...], progress: bool = True) -> Execution:
+        """How a network for images of this shape computes on a device."""
+        from ihdm.engine import choose_precision
+        from ihdm.execution import Execution
+
+        precision = choose_precision(self.precision, place, math.prod(shape[1:]))
+        return Execution(precision, self.compile, self.batch_size, progress)
 
 
 @dataclass(frozen=True)
@@ -78,15 +98,6 @@ AS_USUAL = Computing()
 AS_THE_MODEL_HAS_IT = HowToSample()
 
 
-def execution(computing: Computing, place: torch.device, shape: tuple[int, ...], progress: bool = True) -> Execution:
-    """How a network for images of this shape computes on a device."""
-    from ihdm.engine import choose_precision
-    from ihdm.execution import Execution
-
-    precision = choose_precision(computing.precision, place, math.prod(shape[1:]))
-    return Execution(precision, computing.compile, computing.batch_size, progress)
-
-
 def program() -> str:
     """The command that started this program: ihdm, or python and the user's own script."""
     own = Path(sys.argv[0])
@@ -112,6 +123,13 @@ def check_folder(folder: Path) -> None:
         raise IhdmError(f"the folder {folder} cannot be created ({why}); give another one") from error
     if not os.access(folder, os.W_OK):
         raise IhdmError(f"the folder {folder} cannot be written to; change its permissions, or give another one")
+
+
+def check_new_folder(folder: Path, what: str) -> None:
+    """Refuse a folder that has something in it; create the one that it will lie in."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir()) or real(folder) == Path.cwd()):
+        raise UsageError(f"{folder} exists; give the name of a new folder for the {what}")
+    check_folder(folder.absolute().parent)
 
 
 def check_count(n: int, option: str = "--n") -> None:
@@ -143,5 +161,11 @@ def write_json(path: Path, tree: dict[str, Any]) -> None:
 
 def table(title: str, rows: dict[str, str], width: int = 0) -> str:
     """A title above rows of a label and its value, the labels at least `width` wide."""
-    width = max(width, *map(len, rows))
-    return "\n".join([title, *(f"  {label:<{width}}  {value}" for label, value in rows.items())])
+    return f"{title}\n{aligned(rows.items(), width, '  ')}"
+
+
+def aligned(rows: Iterable[tuple[str, str]], width: int = 0, indent: str = "") -> str:
+    """Labels, at least `width` wide, and their values in two columns."""
+    rows = list(rows)
+    width = max(width, *(len(label) for label, _ in rows))
+    return "\n".join(f"{indent}{label:<{width}}  {value}" for label, value in rows)
