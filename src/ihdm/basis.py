@@ -59,8 +59,13 @@ class Laplacian(ABC):
         """The eigenvalues on the device and in the precision of `u`."""
         return self._eigenvalues.like(u)
 
+    def left(self, t: float | Tensor) -> Tensor:
+        """exp(t eigenvalues), float64: what F(t) leaves of each coefficient (Eq. 2), (*grid) for each of the times."""
+        times = torch.as_tensor(t, dtype=torch.float64)
+        return torch.exp(times.view(*times.shape, *[1] * len(self.grid)) * self.eigenvalues)
+
     def decay(self, t: Tensor, like: Tensor) -> Tensor:
-        """exp(t eigenvalues), shape (B, 1, *grid) for `t` of shape (B,): what F(t) does to each coefficient (Eq. 2)."""
+        """The same for times (B,), of shape (B, 1, *grid), on the device and in the precision of `like`."""
         return torch.exp(t.to(like).view(-1, 1, *[1] * len(self.grid)) * self.eigenvalues_like(like))
 
     @abstractmethod

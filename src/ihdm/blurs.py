@@ -55,7 +55,7 @@ def blur(laplacian: Laplacian, kind: str, width: float) -> Axes:
     """A kind of blur with a width, in pixels, on a domain."""
     if len(kinds(laplacian)) > 1:
         return tuple(axis_blur(kind, n, width) for n in laplacian.grid)
-    return (AxisBlur(None, torch.exp(width**2 / 2 * laplacian.eigenvalues), None),)
+    return (AxisBlur(None, laplacian.left(width**2 / 2), None),)
 
 
 def strength(axes: Axes) -> Tensor:
@@ -97,7 +97,7 @@ def axis_blur(kind: str, n: int, width: float) -> AxisBlur:
     """A kind of blur with a width, in pixels, along an axis of n pixels."""
     blur = KINDS[kind]
     if blur is None or not width:
-        S = torch.exp(width**2 / 2 * GridLaplacian((n,)).eigenvalues)
+        S = GridLaplacian((n,)).left(width**2 / 2)
         return AxisBlur(torch.eye(n, dtype=torch.float64), S, torch.eye(n, dtype=torch.float64))
     left, S, right = torch.linalg.svd(in_cosines(blur(n, width)))
     return AxisBlur(left, S, right.mT)

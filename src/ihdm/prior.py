@@ -80,7 +80,7 @@ def kept_modes(laplacian: Laplacian, t_K: float) -> Tensor:
     Cauchy-Schwarz the dropped modes change a pixel by at most sqrt(p sum exp(2 t_K eigenvalue)); p is 2^d in d
     dimensions.
     """
-    decay = torch.exp(t_K * laplacian.eigenvalues).flatten()
+    decay = laplacian.left(t_K).flatten()
     smallest_first = decay.argsort()
     change = (laplacian.peak * decay[smallest_first].square().cumsum(0)).sqrt()
     kept = torch.ones_like(decay, dtype=torch.bool)
@@ -95,5 +95,5 @@ def _blurred(laplacian: Laplacian, t_K: float, u_0: Tensor, blur: GaussianFilter
     kept = kept_modes(laplacian, t_K)
     lowest = (kept.nonzero().max(0).values + 1).tolist()
     low_kept = kept[tuple(slice(count) for count in lowest)].to(u_0.device)
-    decay = torch.exp(t_K * laplacian.eigenvalues)[kept].to(u_0.device)
+    decay = laplacian.left(t_K)[kept].to(u_0.device)
     return laplacian.to_spectrum(u_0.double(), lowest)[..., low_kept] * decay

@@ -68,7 +68,7 @@ class Observation:
         """The best linear (Wiener) estimate of the coefficients of F(t) u_0, and its mean squared error."""
         right = rights(self.axes)
         mean, power = turned(self._mean, right), _powers(self.spectrum.power, right)
-        decay = torch.exp(t * self.laplacian.eigenvalues)
+        decay = self.laplacian.left(t)
         total = power * self.T.square() + self.N
         estimate = wiener(self.y_hat, self.T, self.N, mean, power)
         back = [basis.mT for basis in right]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ihdm.basis import Laplacian
-from ihdm.constant import Constant
+from ihdm.constant import Constant, rows
 from ihdm.domains import Domain
 from ihdm.noise import InterpolatedNoise, SeededNoise
 from ihdm.processes.diagonal import EtaSteps
@@ -53,8 +53,8 @@ class Blurring(NoisePredicting):
         first, last = math.atan(math.exp(-LOG_SNR / 2)), math.atan(math.exp(LOG_SNR / 2))
         phi = first + (last - first) * s
         self.sigma_B = settings.sigma_B_max * (math.pi / 2 * s).sin().pow(settings.blur_power)
-        t = (self.sigma_B.square() / 2).view(-1, *[1] * len(laplacian.grid))
-        alpha = phi.cos().view_as(t) * floored(torch.exp(t * laplacian.eigenvalues))
+        left = floored(laplacian.left(self.sigma_B.square() / 2))
+        alpha = rows(phi.cos(), left) * left
         alpha[0], sigma = 1.0, phi.sin() / 2  # level 0 is the image itself
         sigma[0] = 0.0
         super().__init__(laplacian, alpha, sigma, sampling, spectrum)

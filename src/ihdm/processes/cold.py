@@ -71,7 +71,7 @@ class Cold(Process):
             )
         self.K, self.sampling, self.laplacian = settings.K, sampling, laplacian
         self.schedule = settings.schedule(laplacian)
-        alpha = torch.exp(self.schedule.t.view(-1, *[1] * len(laplacian.grid)) * laplacian.eigenvalues)
+        alpha = laplacian.left(self.schedule.t)
         alpha[-1] = laplacian.eigenvalues == 0
         powers, axes = torch.linalg.eigh(covariance.double())
         self._alpha, self._mean, self._covariance = map(Constant, (alpha, mean, covariance))

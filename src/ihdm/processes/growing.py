@@ -63,8 +63,7 @@ class GrowingHeat(NoisePredicting):
     def __init__(self, settings: GrowingSettings, sampling: EtaSteps, prior: Prior, spectrum: Spectrum | None = None):
         laplacian = prior.laplacian
         self.schedule, self.prior = settings.schedule(laplacian), prior
-        t = self.schedule.t.view(-1, *[1] * len(laplacian.grid))
-        alpha = floored(torch.exp(t * laplacian.eigenvalues))
+        alpha = floored(laplacian.left(self.schedule.t))
         super().__init__(laplacian, alpha, settings.noise(self.schedule), sampling, spectrum)
         self.sigma_K = float(self._sigma.value[-1])
 

@@ -233,8 +233,7 @@ class InverseHeat(Diagonal):
         """exp(2 t_k eigenvalues) P / sigma^2."""
         if len(self.spectra) != 1:
             return None
-        alpha = torch.exp(self.schedule.t[k] * self.laplacian.eigenvalues)
-        return self.spectra[0].signal_to_noise(alpha, self.sigma)
+        return self.spectra[0].signal_to_noise(self.laplacian.left(self.schedule.t[k]), self.sigma)
 
     # Back
 

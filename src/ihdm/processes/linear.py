@@ -70,10 +70,9 @@ class LinearPredictor:
 
     def _rms_state(self, t: Tensor) -> float:
         """The usual distance of states from their mean: the square root of the mean of P E^2 + sigma^2."""
-        decay = torch.exp(t * self.laplacian.eigenvalues)
-        return float((self.spectrum.power * decay.square() + self.sigma**2).mean().sqrt())
+        return float((self.spectrum.power * self.laplacian.left(t).square() + self.sigma**2).mean().sqrt())
 
     def _rms_error(self, t_fine: Tensor, t_coarse: Tensor) -> float:
-        fine, coarse = (torch.exp(t * self.laplacian.eigenvalues) for t in (t_fine, t_coarse))
+        fine, coarse = map(self.laplacian.left, (t_fine, t_coarse))
         power, variance = self.spectrum.power, self.sigma**2
         return float((power * fine**2 * variance / (power * coarse**2 + variance)).mean().sqrt())

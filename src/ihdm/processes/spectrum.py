@@ -70,7 +70,7 @@ def guesses(prior: Prior) -> list[Spectrum]:
     power that falls with the square of the frequency, as in natural images (App. A.5), times one of several factors.
     """
     laplacian, channels = prior.laplacian, prior.coefficients.shape[1]
-    decay = torch.exp(prior.t_K * laplacian.eigenvalues)
+    decay = laplacian.left(prior.t_K)
     known = prior.kept & (decay > LEAST_DECAY)
     u_hat = prior.coefficients.cpu().double()[..., known[prior.kept]] / decay[known]
     mean, power = torch.zeros(2, channels, *laplacian.grid, dtype=torch.float64)
