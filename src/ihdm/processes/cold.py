@@ -37,9 +37,6 @@ class ColdSettings(BlurWidths):
         None, "blur width that the levels approach, in pixels; auto: 3/4 of the longer side", above=0, most=1e6
     )
 
-    def __post_init__(self) -> None:
-        self.check_widths()
-
 
 @dataclass(frozen=True)
 class ColdSampling(Steps):

@@ -39,9 +39,6 @@ class GrowingSettings(BlurWidths):
     )
     skip: Skip = setting("linear", "the network predicts the noise, or only what the best linear prediction misses")
 
-    def __post_init__(self) -> None:
-        self.check_widths()
-
     def noise(self, schedule: Schedule) -> Tensor:
         """sigma of levels 0..K, float64."""
         return self.sigma * (schedule.sigma_B / schedule.sigma_B_min).pow(self.growth) * (schedule.sigma_B > 0)
@@ -60,7 +57,7 @@ class GrowingHeat(NoisePredicting):
         "Rissanen, Heinonen, Solin, *Generative Modelling with Inverse Heat Dissipation*, ICLR 2023; noise that grows"
     )
 
-    def __init__(self, settings: GrowingSettings, sampling: EtaSteps, prior: Prior, spectrum: Spectrum | None = None):
+    def __init__(self, settings: GrowingSettings, sampling: EtaSteps, prior: Prior, spectrum: Spectrum | None):
         laplacian = prior.laplacian
         self.schedule, self.prior = settings.schedule(laplacian), prior
         alpha = floored(laplacian.left(self.schedule.t))

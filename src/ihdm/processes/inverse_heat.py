@@ -60,7 +60,7 @@ class HeatSettings(BlurWidths):
     )
 
     def __post_init__(self) -> None:
-        self.check_widths()
+        super().__post_init__()
         if self.skip == "linear" and self.sigma < LEAST_SIGMA:
             raise UsageError(
                 "process.skip=linear needs process.sigma of at least 1e-6; for less, set process.skip=identity"
@@ -153,15 +153,12 @@ class InverseHeat(Diagonal):
         cls, settings: HeatSettings, sampling: HeatSampling, domain: Domain, batches: Batches
     ) -> InverseHeat:
         """Measure the spectrum of the images, and blur them for the prior; under a filter only the latter."""
-        laplacian = domain.laplacian
-        t_K = float(settings.schedule(laplacian).t[-1])
-        if settings.blur == "gaussian":
-            filter = _filter(domain)
-            prior = Prior.from_images(laplacian, t_K, batches(FILTERED_MOST, "blurring for the prior"), filter)
-            return cls._built(settings, sampling, laplacian, prior)
-        spectrum = Spectrum.from_images(laplacian, batches(SPECTRUM_MOST, "measuring the spectrum"))
-        prior = Prior.from_images(laplacian, t_K, batches(None, "blurring for the prior"))
-        return cls._built(settings, sampling, laplacian, prior, spectrum)
+        laplacian, filter, spectrum = domain.laplacian, _filter(settings, domain), None
+        if filter is None:
+            spectrum = Spectrum.from_images(laplacian, batches(SPECTRUM_MOST, "measuring the spectrum"))
+        t_K, most = float(settings.schedule(laplacian).t[-1]), None if filter is None else FILTERED_MOST
+        prior = Prior.from_images(laplacian, t_K, batches(most, "blurring for the prior"), filter)
+        return cls._built(settings, sampling, prior, spectrum)
 
     @classmethod
     def from_state(
@@ -172,22 +169,15 @@ class InverseHeat(Diagonal):
         measured = settings.skip == "linear" or any(name in state for name in Spectrum.shapes(domain.shape))
         shapes |= Spectrum.shapes(domain.shape) if measured else {}
         fitting(state, shapes)
-        laplacian = domain.laplacian
-        filter = _filter(domain) if settings.blur == "gaussian" else None
-        t_K = float(settings.schedule(laplacian).t[-1])
-        prior = Prior(laplacian, t_K, state["prior.coefficients"], filter)
-        return cls._built(settings, sampling, laplacian, prior, Spectrum.from_state(state) if measured else None)
+        t_K = float(settings.schedule(domain.laplacian).t[-1])
+        prior = Prior(domain.laplacian, t_K, state["prior.coefficients"], _filter(settings, domain))
+        return cls._built(settings, sampling, prior, Spectrum.from_state(state) if measured else None)
 
     @classmethod
     def _built(
-        cls,
-        settings: HeatSettings,
-        sampling: HeatSampling,
-        laplacian: Laplacian,
-        prior: Prior,
-        spectrum: Spectrum | None = None,
+        cls, settings: HeatSettings, sampling: HeatSampling, prior: Prior, spectrum: Spectrum | None
     ) -> InverseHeat:
-        schedule = settings.schedule(laplacian)
+        laplacian, schedule = prior.laplacian, settings.schedule(prior.laplacian)
         skip: Skip = IdentitySkip()
         if settings.skip == "linear" and spectrum is not None:
             skip = LinearSkip(LinearPredictor(laplacian, schedule, settings.sigma, spectrum), settings.units == "level")
@@ -374,7 +364,10 @@ def as_published(settings: Any) -> bool:
     return isinstance(settings, HeatSettings) and (settings.skip, settings.blur) == ("identity", "heat")
 
 
-def _filter(domain: Domain) -> GaussianFilter:
+def _filter(settings: HeatSettings, domain: Domain) -> GaussianFilter | None:
+    """What blurs instead of the heat equation, if anything."""
+    if settings.blur == "heat":
+        return None
     if not isinstance(domain.laplacian, GridLaplacian):
         raise UsageError(
             f"a Gaussian filter (process.blur=gaussian) is for grids, not for {domain.kind}; use process.blur=heat"

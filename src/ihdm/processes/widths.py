@@ -14,7 +14,7 @@ class BlurWidths:
     sigma_B_min: float
     sigma_B_max: float | None
 
-    def check_widths(self) -> None:
+    def __post_init__(self) -> None:
         if self.sigma_B_max is not None and self.sigma_B_max <= self.sigma_B_min:
             raise UsageError(
                 f"process.sigma_B_max ({self.sigma_B_max:g}) must be larger than "
