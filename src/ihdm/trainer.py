@@ -100,9 +100,6 @@ class Trainer:
         """The metric that measures samples in training."""
         return "kid" if self.images.domain.kind == "images" else "modes"
 
-    def _tracker(self) -> trackers.Tracker | None:
-        return trackers.started(self.config.trainer.tracker, self.run, self.step, self.config.tree())
-
     def train(self) -> bool:
         """Run to the last step and write the model. False if a signal stopped it earlier; then everything is saved."""
         with locked(self.run) if self.accelerator.is_main_process else contextlib.nullcontext():
@@ -132,7 +129,8 @@ class Trainer:
         settings = self.config.trainer
         log = None
         if self.accelerator.is_main_process:
-            log = Log(self.run, self.step, None if self.ended else self._tracker())
+            config, kind = self.config.tree(), "none" if self.ended else settings.tracker
+            log = Log(self.run, self.step, trackers.started(kind, self.run, self.step, config))
         with stop_requests() as asked, self._bar() as bar:
             while not self.ended:
                 with memory.advice(self.training.smaller_parts):
@@ -147,7 +145,7 @@ class Trainer:
                     self._check(log)
                 if self._due(settings.sample_every):
                     self._picture(log)
-                if settings.measure_every and self._due(settings.measure_every):
+                if self._due(settings.measure_every):
                     self._measure(log)
                 if stopping:
                     break
@@ -163,12 +161,12 @@ class Trainer:
     def _next_stop(self) -> int:
         """The next step after which there is something to write."""
         settings = self.config.trainer
-        intervals = [settings.log_every, settings.checkpoint_every, settings.sample_every]
-        intervals += [settings.measure_every] if settings.measure_every else []
-        return min(settings.steps, *(self.step - self.step % interval + interval for interval in intervals))
+        intervals = settings.log_every, settings.checkpoint_every, settings.sample_every, settings.measure_every
+        return min(settings.steps, *(self.step - self.step % interval + interval for interval in intervals if interval))
 
     def _due(self, interval: int) -> bool:
-        return self.step % interval == 0 or self.step == self.config.trainer.steps
+        """Whether it is time for something that is done after so many steps, and after the last; 0: never."""
+        return bool(interval) and (self.step % interval == 0 or self.step == self.config.trainer.steps)
 
     def _agreed(self, asked: bool) -> bool:
         """Whether any process was asked to stop, so that all stop after the same step."""
@@ -345,15 +343,14 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _picture(self, log: Log | None) -> None:
-        model = self.trained_model() if self.training.sharded or self.accelerator.is_main_process else None
-        if model and self.accelerator.is_main_process:
+        model = self.trained_model() if self.training.sharded or log else None
+        if model and log:
             execution = Execution(self.precision, self.config.engine.compile)
             images = model.sample(self.config.trainer.samples, execution=execution)
             (self.run / "samples").mkdir(exist_ok=True)
             page = pictures.grid(model.config.domain.pictures(images))
             page.save(self.run / "samples" / f"step-{self.step:08d}.png")
-            if log:
-                log.picture(self.step, "samples", page)
+            log.picture(self.step, "samples", page)
         self.accelerator.wait_for_everyone()
 
     def _bar(self) -> tqdm[Any]:
