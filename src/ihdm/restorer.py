@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ihdm.domains.domain import by
 from ihdm.errors import UsageError
 from ihdm.execution import USUAL, Execution
 from ihdm.familiar import Familiar, Verdict
@@ -60,7 +60,7 @@ class Restorer:
         u = _as_tensor(image)
         if u is None or tuple(u.shape) != tuple(domain.shape):
             raise UsageError(
-                f"the model restores {domain.noun}s of {_by(domain.shape)} (channels first), floating point in [0, 1], "
+                f"the model restores {domain.noun}s of {by(domain.shape)} (channels first), floating point in [0, 1], "
                 f"as a tensor or a NumPy array, not {_words(image)}"
             )
         return observe(restoring(self.model.process), u, blur_width, domain)
@@ -126,9 +126,5 @@ def _as_tensor(image: Any) -> Tensor | None:
 def _words(image: Any) -> str:
     """What was given instead of an image."""
     if isinstance(image, Tensor | np.ndarray):
-        return f"{image.dtype} of {_by(image.shape)}"
+        return f"{image.dtype} of {by(image.shape)}"
     return type(image).__name__ + " (ihdm restore reads files)" * isinstance(image, str | Path)
-
-
-def _by(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def _read(config: DataConfig) -> tuple[GraphDomain, dict[str, Pictures]]:
         if asked[name] != there:
             words = f"{channels} channels on {nodes:,} nodes, but data.{name}={asked[name]} is asked for"
             raise UsageError(f"{path} has fields of {words}")
-    return found, {split: Stack(str(path), array, _labels(arrays, split)) for split, array in fields.items()}
+    labels = {split: partial(arrays.get, f"{split}_labels", ()) for split in fields}
+    return found, {split: Stack(str(path), array, labels[split]) for split, array in fields.items()}
 
 
 def _arrays(path: Path) -> dict[str, Any]:
@@ -101,10 +103,6 @@ def _domain(path: Path, fields: dict[str, Any], graph: dict[str, Any], ends: tup
         return GraphDomain(train.shape[1:], tuple(low.tolist()), tuple(high.tolist()), **graph)
     except UsageError as error:
         raise IhdmError(f"{path}: {error}") from error
-
-
-def _labels(arrays: dict[str, Any], split: str) -> Any:
-    return lambda: arrays.get(f"{split}_labels", ())
 
 
 def _checked(array: Any, name: str) -> Any:

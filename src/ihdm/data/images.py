@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from ihdm.data.pictures import Array, Pictures, Subset
+from ihdm.domains.domain import by
 from ihdm.errors import IhdmError, UsageError, first_few
 from ihdm.progress import progress_bar
 
@@ -47,8 +48,8 @@ class Fitting:
     def __call__(self, picture: Image.Image | Array, name: str) -> Array:
         if self.size is None and _size(picture) != self.shape[1:]:
             raise UsageError(
-                f"the images differ in size: {self.first} is {_text(self.shape[1:])} and {name} is "
-                f"{_text(_size(picture))} (height x width); choose one size for all, such as --set data.size=64"
+                f"the images differ in size: {self.first} is {by(self.shape[1:])} and {name} is "
+                f"{by(_size(picture))} (height x width); choose one size for all, such as --set data.size=64"
             )
         if self.channels is None and _channels(picture) > self.shape[0]:
             raise UsageError(
@@ -249,7 +250,3 @@ def _size(picture: Image.Image | Array) -> tuple[int, int]:
         return picture.height, picture.width
     height, width, _ = picture.shape
     return height, width
-
-
-def _text(size: Sequence[int]) -> str:
-    return "x".join(map(str, size))

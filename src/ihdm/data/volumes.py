@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ from ihdm.data.orbitals import KINDS, SIZE, TEST, TRAIN, orbitals
 from ihdm.data.pictures import Files, Pictures, Stack
 from ihdm.data.sources import MADE_HERE, locate
 from ihdm.data.splits import by_split
-from ihdm.domains.volumes import VolumeDomain
+from ihdm.domains import VolumeDomain
+from ihdm.domains.domain import by
 from ihdm.errors import IhdmError, UsageError
 from ihdm.heat import resized
 
@@ -59,8 +59,8 @@ def read_one(path: Path, domain: VolumeDomain, resize: bool) -> Tensor:
     shape = files.read(0).shape
     if shape[0] != domain.shape[0] or (shape != domain.shape and not resize):
         raise UsageError(
-            f"{path} is {_words(shape)} (channels x depth x height x width), but the model's volumes are "
-            f"{_words(domain.shape)}; --resize changes the size, but not the channels"
+            f"{path} is {by(shape)} (channels x depth x height x width), but the model's volumes are "
+            f"{by(domain.shape)}; --resize changes the size, but not the channels"
         )
     return _stacked(files, domain)[0]
 
@@ -123,8 +123,8 @@ def _domain(config: DataConfig, splits: dict[str, Pictures]) -> VolumeDomain:
             volume: Any = volumes.read(i)
             if volume.shape[0] != first.shape[0] or (config.size is None and volume.shape != first.shape):
                 raise UsageError(
-                    f"the volumes differ in shape: {train.name(0)} is {_words(first.shape)} and {volumes.name(i)} is "
-                    f"{_words(volume.shape)} (channels x depth x height x width); --set data.size=16 brings them to "
+                    f"the volumes differ in shape: {train.name(0)} is {by(first.shape)} and {volumes.name(i)} is "
+                    f"{by(volume.shape)} (channels x depth x height x width); --set data.size=16 brings them to "
                     f"one size, but all must have the same number of channels"
                 )
             if split == "train":
@@ -152,7 +152,3 @@ def _stacked(volumes: Pictures, domain: VolumeDomain) -> Tensor:
             file=sys.stderr,
         )
     return found
-
-
-def _words(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))

@@ -7,7 +7,7 @@ nothing else has to ask whether they are images or sounds.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 NOISES = tuple(ROUNDING * factor for factor in (1, 2, 4, 8))  # standard deviations; the first is that of 8 bits
+
+
+def by(shape: Sequence[int]) -> str:
+    """A shape or size in words, such as 3x32x32."""
+    return "x".join(map(str, shape))
 
 
 class Domain(ABC):

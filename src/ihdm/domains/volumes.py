@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ihdm.domains.domain import Domain, Shape
+from ihdm.domains.domain import Domain, Shape, by
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -48,7 +48,7 @@ class VolumeDomain(Domain):
 
     @property
     def words(self) -> str:
-        size, channels = "x".join(map(str, self.grid)), self.shape[0]
+        size, channels = by(self.grid), self.shape[0]
         values = "" if (self.low, self.high) == (0, 1) else f", values from {self.low:g} to {self.high:g}"
         return f"{size} in {'one channel' if channels == 1 else f'{channels} channels'}{values}"
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from ihdm.config import DataConfig
 from ihdm.data import ImageSet, data_domain, load_images, set_name
 from ihdm.data.sources import absolute
+from ihdm.domains.domain import by
 from ihdm.errors import UsageError
 from ihdm.evaluation.bound import Likelihood, likelihood
 from ihdm.evaluation.quality import METRICS, Quality, evaluate
@@ -32,7 +33,7 @@ def images_for(
         found = data_domain(config, split)
         if found.shape != domain.shape and domain.kind == "images":
             raise UsageError(
-                f"the model makes images of {_words(domain.shape)}, and those of {source} are {_words(found.shape)} "
+                f"the model makes images of {by(domain.shape)}, and those of {source} are {by(found.shape)} "
                 f"(channels x height x width); --resize brings them to the model's shape"
             )
         if found != domain:
@@ -40,10 +41,6 @@ def images_for(
             raise UsageError(f"the model makes {domain.noun}s of {domain.words}; those of {source} are {theirs}")
     images = load_images(config, held_out_most=None)
     return images if label is None else images.of(label)
-
-
-def _words(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
 
 
 __all__ = ["METRICS", "Likelihood", "Quality", "evaluate", "images_for", "likelihood"]

@@ -16,6 +16,7 @@ from torch import Tensor
 from ihdm.cache import cache_folder
 from ihdm.data import Images, ImageSet, evenly_taken, unit_batches
 from ihdm.domains import Domain
+from ihdm.domains.domain import by
 from ihdm.engine import exact_device
 from ihdm.errors import UsageError, unknown
 from ihdm.evaluation import drawings
@@ -306,7 +307,7 @@ def _reference(name: str, split: str, images: Images, inception: Inception, work
     pixels = hashlib.blake2b(digest_size=16)
     for batch in images.split(BATCH):
         pixels.update(batch.cpu().contiguous().numpy().data)
-    digest, shape = pixels.hexdigest(), "x".join(map(str, images.shape))
+    digest, shape = pixels.hexdigest(), by(images.shape)
     key = {"images": shape, "digest": digest, "convention": inception.convention, "inception": SHA256}
     path = cache_folder() / "references" / f"{shape}-{inception.convention}-{digest}.safetensors"
     if workers.agree(path.exists()):

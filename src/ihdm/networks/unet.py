@@ -19,6 +19,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from ihdm.domains import Domain
+from ihdm.domains.domain import by
 from ihdm.errors import UsageError
 from ihdm.heat import GridLaplacian, smaller
 from ihdm.networks.layers import (
@@ -167,9 +168,9 @@ class UNet(nn.Module):
     @staticmethod
     def words(settings: UNetSettings, domain: Domain) -> str:
         """The network in a line, for `ihdm info`."""
-        sizes = [_listed(smaller(domain.grid, level), "x") for level in settings.attention]
+        sizes = [by(smaller(domain.grid, level)) for level in settings.attention]
         seen = [
-            f", {_listed(smaller(domain.grid, depth), 'x')} from level {level} on"
+            f", {by(smaller(domain.grid, depth))} from level {level} on"
             for depth, level in enumerate(settings.pyramid, start=1)
         ]
         widths = ", ".join(str(settings.channels * multiplier) for multiplier in settings.multipliers)
@@ -256,5 +257,5 @@ class UNet(nn.Module):
         return torch.utils.checkpoint.checkpoint(run, *settings, *parts, use_reentrant=False, preserve_rng_state=random)
 
 
-def _listed(numbers: Sequence[int], between: str = ",") -> str:
-    return between.join(map(str, numbers))
+def _listed(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))

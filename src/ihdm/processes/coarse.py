@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from ihdm.domains.domain import by
 from ihdm.heat import smaller
 from ihdm.processes.process import Process
 
@@ -41,7 +42,7 @@ def _suffices(process: Process, grid: Sequence[int], k: int) -> bool:
 
 def words(process: Process) -> str:
     """The grids that suffice, in words; empty if there are none."""
-    levels = [f"{'x'.join(map(str, grid))} from level {level} on" for level, grid in sufficient(process)]
+    levels = [f"{by(grid)} from level {level} on" for level, grid in sufficient(process)]
     return ", ".join(levels)
 
 

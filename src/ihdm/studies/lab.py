@@ -23,6 +23,7 @@ from ihdm.data import Images, ImageSet, data_domain, evenly_taken, load_images
 from ihdm.data.sources import absolute
 from ihdm.disk import expanded
 from ihdm.domains import domain_kind
+from ihdm.domains.domain import by
 from ihdm.engine import choose_device, choose_precision, placed
 from ihdm.errors import UsageError
 from ihdm.evaluation import images_for
@@ -190,10 +191,10 @@ class Lab:
                 f"{self.model_name} makes {model.domain.noun}s of {model.domain.words}, and the preset "
                 f"{self.preset} has {found.noun}s of {found.words}; {named}"
             )
-        of_model, of_data = ("x".join(map(str, shape)) for shape in (model.shape, found.shape))
         raise UsageError(
-            f"{self.model_name} makes images of {of_model}, and those of the preset {self.preset} are {of_data} "
-            f"(channels x height x width); {named}, or bring the preset's to its shape with --data {source}"
+            f"{self.model_name} makes images of {by(model.shape)}, and those of the preset {self.preset} are "
+            f"{by(found.shape)} (channels x height x width); {named}, or bring the preset's to its shape with --data "
+            f"{source}"
         )
 
     def held_out(self, most: int) -> Tensor:
