@@ -9,10 +9,9 @@ import torch
 
 from ihdm import memory
 from ihdm.config import Config, DataConfig
-from ihdm.data import data_domain, labels_of, split_off
-from ihdm.data.sources import MADE_HERE, locate, open_source
+from ihdm.data import data_domain, labels_of, opened, split_off
+from ihdm.data.sources import MADE_HERE, locate
 from ihdm.disk import size_words
-from ihdm.errors import IhdmError
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network
@@ -69,10 +68,7 @@ def _amount(data: DataConfig) -> str:
     at_hand = data.source in MADE_HERE or not isinstance(locate(data.source), str)
     if not at_hand or data.stream or data.kind != "images":
         return ""
-    splits = open_source(data.source)
-    if not len(splits.get("train", ())):
-        raise IhdmError(f"{data.source} has no training images, only: {', '.join(splits) or 'nothing'}")
-    train, held_out = split_off(splits, data.holdout)
+    train, held_out = split_off(opened(data.source), data.holdout)
     return f", {len(train):,} images to learn from and {len(held_out):,} held out"
 
 

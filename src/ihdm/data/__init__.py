@@ -104,7 +104,7 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, l
         return _reader(config).load(config, held_out_most)
     if config.stream:
         return _load_stream(config, held_out_most, lazy)
-    splits = _opened(config.source)
+    splits = opened(config.source)
     train, held_out = split_off(splits, config.holdout, held_out_most)
     skip = config.on_error == "skip"
     warn_of_frames(_readable(train, skip, warn=False))
@@ -195,7 +195,7 @@ def image_shape(config: DataConfig, split: str = "train") -> tuple[int, int, int
     if size is not None and config.channels is not None:
         return config.channels, *size
     skip = config.on_error == "skip"
-    splits = _opened(config.source) if not config.stream else _first_of_each(_opened_stream(config.source), skip)
+    splits = opened(config.source) if not config.stream else _first_of_each(_opened_stream(config.source), skip)
     pictures = _readable(splits.get(split) or splits["train"], skip, warn=False)
     return picture_shape(pictures, size, config.channels)
 
@@ -211,9 +211,9 @@ def labels_of(config: DataConfig) -> Labels | None:
         return Labels()
     if config.kind != "images":
         return load_images(config).labels
-    if config.source != "digits" and not isinstance(locate(given(config.source)), Path):
+    if not isinstance(locate(given(config.source)), Path):
         return None
-    return numbered(config, *split_off(_opened(config.source), config.holdout))[0]
+    return numbered(config, *split_off(opened(config.source), config.holdout))[0]
 
 
 def evenly_spaced(n: int, most: int) -> Tensor:
@@ -263,7 +263,8 @@ def given(source: str) -> str:
     return source
 
 
-def _opened(source: str) -> Splits:
+def opened(source: str) -> Splits:
+    """The splits of a source, of which one must have training images."""
     splits = open_source(given(source))
     if "train" not in splits or len(splits["train"]) == 0:
         raise IhdmError(f"{source} has no training images, only: {', '.join(splits) or 'nothing'}")

@@ -137,13 +137,13 @@ class Parts:
 
 def open_shards(source: str) -> Mapping[str, Shards]:
     """The splits of a source, to be read in sequence."""
-    found = locate(source) if source != "digits" else None
+    found = locate(source)
     if isinstance(found, str):
         return _on_the_hub(source, found)
-    if found and found.is_dir() and (archives := archives_by_split(found, files := files_below(found))):
+    if found.is_dir() and (archives := archives_by_split(found, files := files_below(found))):
         warn_of_left_out(found, files, is_tar)
         return {split: TarShards(paths) for split, paths in archives.items()}
-    if found and found.is_file() and found.suffix.lower() == ".tar":
+    if found.is_file() and found.suffix.lower() == ".tar":
         return {split: TarShards([found], split) for split in ("train", "test")}
     raise UsageError(
         f"{source} cannot be read as a stream: data.stream=true is for tar archives, folders of them, and sets on the "

@@ -24,6 +24,7 @@ from ihdm.progress import progress_bar
 
 Splits = Mapping[str, Pictures]  # "train", and "test" where there is one
 
+DIGITS = Path(str(resources.files("ihdm.data") / "digits-idx3-ubyte.gz"))
 MADE_HERE = ("digits", "orbitals")  # sets that come with ihdm
 
 
@@ -47,9 +48,6 @@ NAMED = {
 
 def open_source(source: str) -> Splits:
     """The splits of a named set, a path, or hf:NAME."""
-    if source == "digits":
-        with resources.as_file(resources.files("ihdm.data") / "digits-idx3-ubyte.gz") as path:
-            return {"train": idx_stack(path)}
     if source == "orbitals":
         raise UsageError("orbitals are volumes: take the preset orbitals, or add --set data.kind=volumes")
     found = locate(source)
@@ -58,6 +56,8 @@ def open_source(source: str) -> Splits:
 
 def locate(source: str) -> Path | str:
     """Where a source is: a path, or its name on the hub."""
+    if source == "digits":
+        return DIGITS
     if source.startswith("hf:"):
         return source.removeprefix("hf:")
     if source in NAMED:
