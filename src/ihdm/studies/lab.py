@@ -8,11 +8,11 @@ import math
 import platform
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -47,11 +47,11 @@ SAMPLING = "sampling."  # begins the settings that apply to a given model too
 ANY_DATA = ("sequence", "power-spectrum", "interpolation", "network-bias")  # studies of any data, not only of images
 NOT_TRAINED = ("engine.", "sampling.", "data.source")  # do not change the weights; images have a fingerprint
 SETTINGS = "config.toml"  # in a run folder
-OF_BLUR = ("schedule", "sigma")  # what the settings of a process of blur have
 BATCH = 512
 GROUPS = 8  # of samples, left out one at a time
 
 
+@runtime_checkable
 class BlurSettings(Protocol):
     """What studies of blur need from the settings of a process."""
 
@@ -60,7 +60,8 @@ class BlurSettings(Protocol):
     def schedule(self, laplacian: Laplacian, /) -> Schedule: ...
 
 
-class Blurring(Protocol):
+@runtime_checkable
+class BlurProcess(Protocol):
     """What studies of blur need from a process."""
 
     laplacian: Laplacian
@@ -77,26 +78,23 @@ class Blurring(Protocol):
 
 def blur_settings(settings: Any) -> BlurSettings:
     """The settings, if they are of a process of blur; refuses others in words."""
-    _check(settings, OF_BLUR, PROCESSES.of(settings).title)
-    return cast(BlurSettings, settings)
+    if not isinstance(settings, BlurSettings):
+        raise _not_of_blur(PROCESSES.of(settings).title)
+    return settings
 
 
-def blurring(process: Process) -> Blurring:
+def blurring(process: Process) -> BlurProcess:
     """The process, if it is one of blur; refuses others in words."""
-    _check(process, (*OF_BLUR, "laplacian", "start_noise", "blur", "mean"), process.title)
-    return cast(Blurring, process)
+    if not isinstance(process, BlurProcess):
+        raise _not_of_blur(process.title)
+    return process
 
 
-def _check(thing: Any, needed: Sequence[str], title: str) -> None:
-    if not _has(thing, needed):
-        raise UsageError(
-            f"this study is about blur, and {title} has no levels that differ only in blur, with the same noise sigma; "
-            f"give a model or a preset of inverse heat dissipation"
-        )
-
-
-def _has(thing: Any, needed: Sequence[str]) -> bool:
-    return all(hasattr(thing, name) for name in needed)
+def _not_of_blur(title: str) -> UsageError:
+    return UsageError(
+        f"this study is about blur, and {title} has no levels that differ only in blur, with the same noise sigma; "
+        f"give a model or a preset of inverse heat dissipation"
+    )
 
 
 def digest(tree: Any) -> str:
@@ -108,7 +106,7 @@ def own_settings(model: str | None) -> str | None:
     """The file of settings that a model was trained with, if it is in a run folder and its process is one of blur."""
     folders = () if model is None else (expanded(model), expanded(model).parent)
     there = [str(folder / SETTINGS) for folder in folders if (folder / SETTINGS).is_file()]
-    return next((path for path in there if _has(load_config(path).process, OF_BLUR)), None)
+    return next((path for path in there if isinstance(load_config(path).process, BlurSettings)), None)
 
 
 @dataclass(frozen=True)

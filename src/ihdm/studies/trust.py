@@ -13,7 +13,7 @@ from ihdm.metrics.fidelity import psnr
 from ihdm.model import Model
 from ihdm.pixels import to_unit
 from ihdm.progress import progress_bar
-from ihdm.restoration import DOUBT, likely, observation
+from ihdm.restoration import observe
 from ihdm.studies.lab import Lab
 from ihdm.studies.strangers import BORDERS, WAYS, by_pillow, by_scipy, strangers
 
@@ -38,8 +38,7 @@ def unknown_widths(lab: Lab, model: Model) -> dict[str, dict[str, float]]:
         name, width = ("Pillow", "scipy")[i % 2], radii[place]
         y = by_pillow(image, width) if name == "Pillow" else by_scipy(image, width, BORDERS[i // 2 % len(BORDERS)])
         y = y.double()
-        seen = {"spectrum": observation(judge.blurs, y, likely(judge.blurs, y)[0], DOUBT), "found": judge.observe(y)}
-        seen["true"] = observation(judge.blurs, y, likely(judge.blurs, y, width)[0])
+        seen = {"spectrum": observe(judge.blurs, y), "found": judge.observe(y), "true": judge.known(y, width)}
         close = {
             way: float(psnr(judge.restored([one], 8).mean(1).cpu(), to_unit(image)[None])) for way, one in seen.items()
         }
@@ -86,7 +85,7 @@ def trust(lab: Lab, model: Model) -> dict[str, Any]:
         for i, image in enumerate(progress_bar(images, desc=f"judging {name}", unit="image")):
             width = longest * (RADII[0] + (RADII[1] - RADII[0]) * (i * 7 % len(images)) / len(images))
             y = (by_pillow(image, width) if i % 2 else by_scipy(image, width, "reflect")).double()
-            seen = observation(judge.blurs, y, likely(judge.blurs, y, width)[0])
+            seen = judge.known(y, width)
             level = torch.tensor([seen.level / judge.process.K]).double()
             distances[name].append(float(familiar.distances(judge.features(seen), level)))
     usual = torch.tensor(distances.pop("held out")).double()
