@@ -22,7 +22,8 @@ from ihdm.sharding import divided_like, whole
 MANIFEST = "manifest.json"  # the step, the images' fingerprint etc., and the size and checksum of every other file
 DAMAGED = OSError, ValueError, KeyError, TypeError, AttributeError  # what reading a damaged file may raise
 NETWORK, AVERAGE, OPTIMIZER = "network.safetensors", "average.safetensors", "optimizer.safetensors"
-FILES = MANIFEST, NETWORK, AVERAGE, OPTIMIZER
+TENSORS = NETWORK, AVERAGE, OPTIMIZER
+FILES = MANIFEST, *TENSORS
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def load(path: Path, state: TrainingState) -> dict[str, Any]:
         kinds = {"step": int, "data": str, "processes": int}
         facts: dict[str, Any] = {name: kind(manifest[name]) for name, kind in kinds.items()}
         facts["places"] = _checked_places(manifest.get("places"))
-        tensors = {name: load_tensors(path / name) for name in (NETWORK, AVERAGE, OPTIMIZER)}
+        tensors = {name: load_tensors(path / name) for name in TENSORS}
         _load(state.network, tensors[NETWORK])
         _load(state.average, tensors[AVERAGE])
         _load_optimizer(state.optimizer, tensors[OPTIMIZER])
@@ -130,7 +131,7 @@ def newest(root: Path) -> Path:
 def _checked_manifest(path: Path) -> dict[str, Any]:
     """The contents of a manifest, once the files are found to agree with it."""
     manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-    for name in (NETWORK, AVERAGE, OPTIMIZER):
+    for name in TENSORS:
         if seal(path / name) != manifest["files"][name]:
             raise ValueError(f"{name} has changed since it was written")
     if manifest["step"] != _step(path):

@@ -24,15 +24,13 @@ SAMPLE_BATCH = 16
 
 def preset(config: Config) -> dict[str, str]:
     """The model that a configuration would train, and on what. Data that should be on this machine must be there."""
-    amount = _amount(config.data)
-    labels = labels_of(config.data)
-    described = ModelConfig.of(config, data_domain(config.data), labels=labels)
+    data, trainer = config.data, config.trainer
+    amount, labels = _amount(data), labels_of(data)
+    described = ModelConfig.of(config, data_domain(data), labels=labels)
     shape, noun = described.shape, described.domain.noun
-    trainer = config.trainer
     part = -(-trainer.batch_size // trainer.accumulate)
     build = partial(build_network, described, config.engine.checkpoint)
     words = _memory_words(lambda precision: memory.to_train(build, shape, part, precision))
-    data = config.data
     sampling = ", ".join(f"{name} {value}" for name, value in as_tree(config.sampling).items())
     rows = _rows(described)
     if labels is None:

@@ -166,15 +166,12 @@ class Model(nn.Module):
 
     def told(self, numbers: Tensor, seed: int = 0, labels: Given | None = None) -> Tensor | None:
         """The labels of the images with the given numbers, as in `sample`; None if the model knows none."""
+        known = self.config.labels
         if labels is None:
-            known = self.config.labels
             return known.drawn(SeededNoise(seed, numbers, self.config.shape)) if known else None
-        return self._given(labels, len(numbers))
-
-    def _given(self, labels: Given, n: int) -> Tensor:
-        if not self.config.labels:
+        if not known:
             raise UsageError("the model knows no labels, so none can be asked for; train one with data.labels=true")
-        return self.config.labels.numbers(labels, n)
+        return known.numbers(labels, len(numbers))
 
     def guidance(self, given: float | None = None) -> float:
         """The strength of guidance, by default the model's own. One that is invalid or has no effect is refused."""
@@ -229,17 +226,19 @@ class Model(nn.Module):
         same_start: bool = False,
         same_noise: bool = False,
         labels: Given | None = None,
+        guidance: float | None = None,
         condition: Tensor | None = None,
-        **options: Any,
+        execution: Execution = USUAL,
+        **sampling: Any,
     ) -> States:
         """(k, u_k), k from K to 0: the path to the images that `sample` returns, in one batch, on the CPU."""
         n = whole("n", n, 0)
         condition = self.told(torch.arange(n), seed, labels) if condition is None else condition
         numbers = torch.arange(n, device=self.device)
         noise = SeededNoise(seed, numbers * 0 if same_noise else numbers, self.config.shape)
-        sampling = {name: value for name, value in options.items() if name not in ("execution", "guidance")}
         u_K = self.start(numbers * 0 if same_start else numbers, seed, None if same_start else condition, **sampling)
-        for k, u in self.path(u_K, noise, condition=condition, **options):
+        options: dict[str, Any] = {"guidance": guidance, "condition": condition, "execution": execution}
+        for k, u in self.path(u_K, noise, **options, **sampling):
             yield k, u.clamp(0, 1).cpu()
 
     def start(self, numbers: Tensor, seed: int = 0, told: Tensor | None = None, **sampling: Any) -> Tensor:
@@ -275,7 +274,7 @@ class Model(nn.Module):
         """
         process, runner = self.process.with_sampling(**sampling), self.runner(execution)
         if labels is not None:
-            condition = self._given(labels, len(start))
+            condition = self.told(torch.arange(len(start)), labels=labels)
         told = None if condition is None else condition.to(self.device)
         step = runner.recorded(reverse_step(process, self._guided(runner, guidance), noise), len(start))
         return chain(process, step, start, process.levels(level), told)
