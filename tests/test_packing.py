@@ -20,7 +20,7 @@ from ihdm.cli import main
 from ihdm.disk import seal
 from ihdm.errors import IhdmError, UsageError
 from ihdm.model import Model
-from ihdm.model_folder import READER, ModelConfig
+from ihdm.model_folder import DOMAIN, READER, ModelConfig
 from ihdm.trainer import Trainer
 
 
@@ -55,9 +55,11 @@ def test_what_other_commands_added_to_the_model_moves_too(run, tiny_config, tiny
     weaker = Model.from_images(ModelConfig.of(smaller, tiny_images.shape), tiny_images.train)
     Model.from_pretrained(run).guided_by(weaker, 1.75).save_pretrained(run / "model")
     (run / "model" / READER).write_bytes(b"what reads widths")
+    (run / "model" / DOMAIN).write_bytes(b"a graph")
     main(["pack", str(run), str(tmp_path / "pack")])
     main(["unpack", str(tmp_path / "pack"), str(tmp_path / "moved")])
-    assert sorted(contents(tmp_path / "moved" / "model")) == ["config.json", "guide.safetensors", READER]
+    assert sorted(contents(tmp_path / "moved" / "model")) == ["config.json", DOMAIN, "guide.safetensors", READER]
+    (tmp_path / "moved" / "model" / DOMAIN).unlink()  # images have none
     with pytest.raises(IhdmError, match="is missing: the training command of its run writes it"):
         Model.from_pretrained(tmp_path / "moved")
     Trainer(tiny_config.with_settings(["trainer.decay=0"]), tiny_images, tmp_path / "moved").train()

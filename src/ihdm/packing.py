@@ -16,12 +16,12 @@ from typing import Any
 from ihdm import checkpoint
 from ihdm.disk import real, replaced_folder, seal
 from ihdm.errors import IhdmError, UsageError, first_few
-from ihdm.model_folder import ADDED, CONFIG
+from ihdm.model_folder import ADDED, CONFIG, DOMAIN
 from ihdm.run import locked
 
 LIST = "pack.json"
 OF_A_RUN = ("config.toml", "log.jsonl")  # packed besides the newest checkpoint
-ADDED_TO_MODEL = (CONFIG, *ADDED)  # the config says of the weaker network what it is
+ADDED_TO_MODEL = (CONFIG, DOMAIN, *ADDED)  # the first two say of the weaker network what it is
 NAME = r"config\.toml|log\.jsonl|checkpoints/step-\d+/\w[\w.-]*|model/(config\.json|\w+\.safetensors)"  # in a pack
 NAMED_MOST = 5
 BLOCK = 2**22  # bytes to read at a time
