@@ -400,6 +400,12 @@ def test_what_cannot_be_restored_is_refused(shapes_model, shapes, tiny_config, t
         shapes_model.restore(y, 1, blur_width=2.0, sampler="exact", delta_ratio=1.0)
 
 
+def test_a_model_of_few_levels_is_judged_in_as_many_steps(tiny_config, tiny_images):
+    config = tiny_config.with_settings(["process.K=3", "process.sigma_B_max=4"])
+    model = Model.from_images(ModelConfig.of(config, tiny_images.shape), tiny_images.train)
+    assert model.restorer().judge().process.levels() == [3, 2, 1, 0]
+
+
 def test_an_array_is_restored_like_the_tensor(shapes_model, shapes):
     y = by_heat(shapes[0], 2.0).float()
     one = shapes_model.restore(y, 2, blur_width=2.0)

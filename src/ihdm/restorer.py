@@ -46,7 +46,9 @@ class Restorer:
     def judge(self) -> Judge:
         """The network as a judge of blurs and images."""
         model, runner = self.model, self.model.runner(self.execution)
-        process = model.process.with_sampling(**restoring(model.process).judged_by)
+        quickly = restoring(model.process).judged_by
+        few = {"steps": min(quickly["steps"], model.process.K)} if "steps" in quickly else {}
+        process = model.process.with_sampling(**quickly | few)
         size = runner.size(JUDGED_AT_A_TIME)
         reader = copy.deepcopy(model.reader).float() if model.reader else None  # whatever its weights are kept in
         return Judge(process, runner.network, model.config.domain, model.device, size, reader)
