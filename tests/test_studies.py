@@ -55,7 +55,7 @@ def test_every_study_makes_a_picture_numbers_and_words(name, folder, capsys):
     assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_folder_says_how_what_it_is_compared_with_is_trained(folder, tmp_path):
+def test_a_run_folder_says_how_what_it_is_compared_with_is_trained(folder, tmp_path, monkeypatch):
     """Its own images and settings are taken, unless others are named."""
     run = Lab(folder, settings=tuple(TINY), quick=True, device_name="cpu").run()
     for model in (run, run / "model"):
@@ -65,6 +65,9 @@ def test_a_run_folder_says_how_what_it_is_compared_with_is_trained(folder, tmp_p
     lab = Lab(folder, settings=tuple(TINY), quick=True, device_name="cpu")
     assert own_settings(str(lab.run(*lab.diffusion))) is None  # the baseline says nothing of what it is compared with
     assert own_settings("mnist-ready") is None and own_settings(None) is None
+    monkeypatch.chdir(tmp_path)
+    Path("config.toml").write_text("[tool]\nname = 'of another program'\n")
+    assert own_settings("mnist-ready") is None
 
 
 def test_a_given_model_is_studied(folder, tmp_path, capsys):

@@ -68,11 +68,16 @@ def check_run(run: Path, config: Config, option: str = "--run") -> None:
 
 def settings_of(model: str | Path) -> Config | None:
     """The settings that a model was trained with, if it is given as a run folder or as the model folder in one."""
+    path = settings_file(model)
+    return None if path is None else config_from_toml(read_text(path), str(path))
+
+
+def settings_file(model: str | Path) -> Path | None:
+    """Where they are."""
     folder = expanded(model).absolute()
     runs = [run for run in (folder, folder.parent) if run == folder or folder.name == "model"]
     paths = [run / "config.toml" for run in runs if (run / "checkpoints").is_dir()]  # others may have any config.toml
-    path = next((path for path in paths if path.is_file()), None)
-    return None if path is None else config_from_toml(read_text(path), str(path))
+    return next((path for path in paths if path.is_file()), None)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,6 @@ from ihdm.basis import Laplacian
 from ihdm.config import KIND, KINDS, Config, differences, load_config
 from ihdm.data import Images, ImageSet, data_domain, evenly_taken, load_images
 from ihdm.data.sources import absolute
-from ihdm.disk import expanded
 from ihdm.domains import domain_kind
 from ihdm.domains.domain import by
 from ihdm.engine import choose_device, choose_precision, placed
@@ -35,6 +34,7 @@ from ihdm.model_folder import ModelConfig
 from ihdm.pixels import to_unit
 from ihdm.processes import Network, Process
 from ihdm.registry import PROCESSES
+from ihdm.run import settings_file
 from ihdm.schedule import Schedule
 from ihdm.studies.verdict import Judged, jackknife
 from ihdm.trainer import Trainer
@@ -46,7 +46,6 @@ PAPER_WORDS = ("sampling.sampler=paper", "sampling.steps=auto")  # the same, for
 SAMPLING = "sampling."  # begins the settings that apply to a given model too
 ANY_DATA = ("sequence", "power-spectrum", "interpolation", "network-bias")  # studies of any data, not only of images
 NOT_TRAINED = ("engine.", "sampling.", "data.source")  # do not change the weights; images have a fingerprint
-SETTINGS = "config.toml"  # in a run folder
 BATCH = 512
 GROUPS = 8  # of samples, left out one at a time
 
@@ -104,9 +103,8 @@ def digest(tree: Any) -> str:
 
 def own_settings(model: str | None) -> str | None:
     """The file of settings that a model was trained with, if it is in a run folder and its process is one of blur."""
-    folders = () if model is None else (expanded(model), expanded(model).parent)
-    there = [str(folder / SETTINGS) for folder in folders if (folder / SETTINGS).is_file()]
-    return next((path for path in there if isinstance(load_config(path).process, BlurSettings)), None)
+    path = None if model is None else settings_file(model)
+    return str(path) if path and isinstance(load_config(str(path)).process, BlurSettings) else None
 
 
 @dataclass(frozen=True)
