@@ -449,6 +449,9 @@ def test_train_resume_sample_and_info(saved, tmp_path, capsys, monkeypatch):
     names = sorted(path.name for path in Path("r").iterdir())
     assert names == ["00.npy", "01.npy", "input.npy", "restored.png"]
     np.testing.assert_allclose(np.load("r/input.npy"), written[0], atol=1e-4)
+    with pytest.raises(SystemExit):
+        main(["calibrate", "run", "--data", str(saved)])
+    assert "networks on graphs have none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

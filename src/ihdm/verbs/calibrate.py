@@ -65,7 +65,9 @@ def _calibrate(folder: Path, data: str, n: int, width_steps: int, resize: bool, 
 
     place = computing.place()
     loaded = Model.from_pretrained(folder)
-    loaded.restorer().judge()  # refuses models that cannot be calibrated
+    if loaded.config.domain.kind == "graphs":
+        raise UsageError("calibration looks at feature maps on grids, and networks on graphs have none")
+    loaded.restorer().judge()  # refuses other models that cannot be calibrated
     images = evaluation.images_for(loaded, data, resize, name=str(folder))
     held_out = images.held_out
     if len(held_out) < LEAST:
