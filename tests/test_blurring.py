@@ -64,7 +64,7 @@ def test_noise_that_does_not_grow_is_the_papers():
     schedule = settings.schedule(laws.LAPLACIAN)
     assert settings.noise(schedule).tolist() == [0.0] + [0.02] * K
     paper, case = laws.heat("identity", K).process, laws.growing("plain", K).process
-    process = GrowingHeat(settings, GrowingHeat.Sampling(), case.prior)
+    process = GrowingHeat(settings, GrowingHeat.Sampling(), case.prior, None)
     u_0, eps, k = laws.draws(4), laws.white(4, 1), torch.tensor([1, 5, 10, 20])
     torch.testing.assert_close(process.noised(u_0, k, eps), paper.noised(u_0, k, eps), atol=2 * FLOOR, rtol=0)
 
@@ -77,7 +77,7 @@ def test_the_prior_term_is_of_images_blurred_down_to_the_floor(kind, width, coun
     t = settings.schedule(laws.LAPLACIAN).t
     prior = Prior.from_images(laws.LAPLACIAN, float(t[-1]), [laws.draws(count, 9)])
     assert bool(prior.kept.all()) is (width == 1)
-    process, u_0, last = kind(settings, kind.Sampling(), prior), laws.draws(3), torch.full((3,), K)
+    process, u_0, last = kind(settings, kind.Sampling(), prior, None), laws.draws(3), torch.full((3,), K)
     q = [Normal(mean, process.sigma_K) for mean in process.noised(u_0, last, torch.zeros_like(u_0))]
     prior.coefficients = prior.coefficients.double()
     p = [Normal(mean, process.sigma_K) for mean in prior.means(torch.arange(count))]
