@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from functools import partial
@@ -64,6 +65,12 @@ def config(tiny_config):
             "engine.device=cuda",
         ]
     )
+
+
+def assert_near(found, expected, otherwise):
+    """Nearer to what is expected than a fifth of what would change otherwise, as without a network."""
+    found, expected, otherwise = (tensor.float().cpu() for tensor in (found, expected, otherwise))
+    assert (found - expected).norm() < 0.2 * (otherwise - expected).norm()
 
 
 def trained(config, images, run, *settings) -> tuple[Trainer, list[float], list[float]]:
@@ -507,28 +514,36 @@ def test_held_out_losses_are_computed_in_parts(config, labelled, tmp_path, pyram
     plain.training.part = 3
     torch.testing.assert_close(plain._held_out_losses()[0], losses, rtol=1e-4, atol=0)
     plain.precision, plain.config = torch.bfloat16, config.with_settings([*common, "engine.compile=true"])
-    torch.testing.assert_close(plain._held_out_losses()[0], losses, rtol=0.1, atol=0)
+    found, _ = plain._held_out_losses()
+    for parameter in plain.training.average.parameters():
+        parameter.zero_()
+    assert_near(found, losses, plain._held_out_losses()[0])
     bands = {f"held_out_loss_levels_{band}" for band in ("1_2", "3_5", "6_7", "8_10")}
     assert set(by_band(losses, levels, 10)) <= bands
 
 
 @pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16])
 def test_kernels_take_weights_that_are_kept_in_half_precision(model, kept):
-    lower = Model(model.config, model.process, placed(model.network.to(kept), GPU))
+    lower = Model(model.config, model.process, placed(copy.deepcopy(model.network).to(kept), GPU))
     found = lower.sample(4, seed=3, execution=Execution(torch.bfloat16))
-    exact = Model(model.config, model.process, placed(lower.network.float(), GPU))
-    torch.testing.assert_close(found, exact.sample(4, seed=3, execution=PLAIN), rtol=0, atol=0.03)
+    expected = model.sample(4, seed=3, execution=PLAIN)
+    with torch.no_grad():
+        for parameter in model.network.parameters():
+            parameter.zero_()
+    assert_near(found, expected, model.sample(4, seed=3, execution=PLAIN))
 
 
 def test_a_weaker_network_is_told_the_labels_too(tiny_config, labelled, precision):
     torch.manual_seed(0)
     config = tiny_config.with_settings(["network.channels=32"])
-    guided = on_gpu(config, labelled).guided_by(on_gpu(config, labelled), 2.0)
-    asked = {"seed": 3, "labels": torch.arange(9) // 3}
-    found = guided.sample(9, execution=Execution(precision, batch_size=3), **asked)
-    plain = guided.sample(9, execution=Execution(precision, compiled=False), **asked)
-    torch.testing.assert_close(found, plain, rtol=0, atol=1e-3 if precision == torch.float32 else 0.05)
-    assert not found.allclose(guided.sample(9, execution=PLAIN, **asked | {"labels": "a"}), atol=2e-3)
+    model, weaker = on_gpu(config, labelled), on_gpu(config, labelled)
+    table = weaker.network.embed_label.weight.requires_grad_(False).normal_(std=3)
+    asked = {"n": 9, "seed": 3, "labels": torch.arange(9) // 3}
+    guided = model.guided_by(weaker, 2.0)
+    found = guided.sample(execution=Execution(precision, batch_size=3), **asked)
+    expected = guided.sample(execution=PLAIN, **asked)
+    table.copy_(table.roll(1, 0))
+    assert_near(found, expected, model.guided_by(weaker, 2.0).sample(execution=PLAIN, **asked))
 
 
 @pytest.fixture(scope="module")
