@@ -205,7 +205,8 @@ class Downsample(nn.Module):
         if self.conv is None:
             pool: Any = F.avg_pool2d if x.ndim == 4 else F.avg_pool3d
             size = [min(pair) for pair in zip(self.size, x.shape[2:])]  # avg_pool3d refuses shorter axes
-            return pool(x, size, ceil_mode=True, count_include_pad=False)
+            given = wide(x) if x.ndim == 5 and not x.is_cuda else x  # on CPUs avg_pool3d refuses lower precisions
+            return pool(given, size, ceil_mode=True, count_include_pad=False).to(x.dtype)
         return self.conv(x)
 
 
