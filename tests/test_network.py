@@ -108,21 +108,23 @@ def test_checkpointing_gives_the_same_gradients_for_less_memory():
 
 
 @pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [(2, 4), (6, 8), (12, 12)])  # at once; a few images at a time; too large for that
-def test_attention_is_softmax_attention(size, gradients, monkeypatch):
+def test_attention_is_softmax_attention(size, dtype, gradients, monkeypatch):
     monkeypatch.setattr(layers, "IN_CACHE", 2**13)
     monkeypatch.setattr(layers, "MOST_KEPT", 2**14)
     calls, ours, theirs = [], layers._written_out, F.scaled_dot_product_attention
     monkeypatch.setattr(layers, "_written_out", lambda q, k, v: (calls.append(len(q)), ours(q, k, v))[1])
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *t: (calls.append(None), theirs(*t))[1])
-    attention, x = Attention(8).requires_grad_(gradients), torch.randn(6, 8, *size)
+    attention, x = Attention(8).requires_grad_(gradients).to(dtype), torch.randn(6, 8, *size).to(dtype)
     with torch.no_grad():
         attention.project.weight.copy_(torch.eye(8))
     pixels = attention.norm([x])[0].flatten(2).transpose(1, 2)
-    q, k, v = F.linear(pixels, attention.qkv.weight, attention.qkv.bias).chunk(3, dim=-1)
-    expected = torch.softmax(q @ k.transpose(1, 2) / 8**0.5, -1) @ v
-    torch.testing.assert_close(attention(x), x + expected.transpose(1, 2).view_as(x))
-    assert calls == {(2, 4): [6], (6, 8): [3, 3], (12, 12): [None]}[size]
+    q, k, v = F.linear(pixels, attention.qkv.weight, attention.qkv.bias).float().chunk(3, dim=-1)
+    expected = x + (torch.softmax(q @ k.transpose(1, 2) / 8**0.5, -1) @ v).transpose(1, 2).view_as(x)
+    few, rounding = ([3, 3], 0.05) if dtype == torch.bfloat16 else ([None], 1e-5)
+    torch.testing.assert_close(attention(x).float(), expected, atol=rounding, rtol=0)
+    assert calls == {(2, 4): [6], (6, 8): few, (12, 12): [None]}[size]
 
 
 def test_a_skip_of_feature_maps_side_by_side_is_that_of_the_joined_one():

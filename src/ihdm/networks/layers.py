@@ -235,16 +235,17 @@ class Upsample(nn.Module):
 def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(width)) v, for pixels (B, L, width).
 
-    There is no fast kernel for wide heads on a GPU, nor for any on a CPU; there it is better to write the attention
-    matrix to memory, if it is not too large, on a CPU for a few images at a time. cuDNN's kernel, which torch prefers
-    on some GPUs, gives gradients that are not finite where all products of a pixel are far below zero (pytorch issue
-    196678).
+    There is no fast kernel for wide heads on a GPU, nor for few pixels or in bfloat16 on a CPU; there it is better to
+    write the attention matrix to memory, if it is not too large, in bfloat16 for a few images at a time. cuDNN's
+    kernel, which torch prefers on some GPUs, gives gradients that are not finite where all products of a pixel are far
+    below zero (pytorch issue 196678).
     """
     images, length, width = q.shape
     if (width > 256 and images * length**2 <= 2**31) if q.is_cuda else length**2 <= IN_CACHE // 64:
         return _written_out(q, k, v)
     kept = images if q.requires_grad else 1  # matrices that are in memory at the same time
-    if not q.is_cuda and kept * length**2 <= MOST_KEPT and not torch.compiler.is_compiling():
+    slow = not q.is_cuda and q.dtype == torch.bfloat16 and not torch.compiler.is_compiling()
+    if slow and kept * length**2 <= MOST_KEPT:
         parts = (tensor.split(max(1, IN_CACHE // length**2)) for tensor in (q, k, v))
         return torch.cat([_written_out(*part) for part in zip(*parts)])
     with sdpa_kernel(BUT_CUDNN) if q.is_cuda and q.requires_grad else contextlib.nullcontext():
