@@ -400,10 +400,13 @@ def test_what_cannot_be_restored_is_refused(shapes_model, shapes, tiny_config, t
         shapes_model.restore(y, 1, blur_width=2.0, sampler="exact", delta_ratio=1.0)
 
 
-def test_a_model_of_few_levels_is_judged_in_as_many_steps(tiny_config, tiny_images):
-    config = tiny_config.with_settings(["process.K=3", "process.sigma_B_max=4"])
+@pytest.mark.parametrize("K", [1, 2, 3])
+def test_a_model_of_few_levels_restores_and_is_judged_in_as_many_steps(K, tiny_config, tiny_images):
+    config = tiny_config.with_settings([f"process.K={K}", "process.sigma_B_max=4"])
     model = Model.from_images(ModelConfig.of(config, tiny_images.shape), tiny_images.train)
-    assert model.restorer().judge().process.levels() == [3, 2, 1, 0]
+    assert model.restorer().judge().process.levels() == list(range(K, -1, -1))
+    image = GridLaplacian((8, 8)).dissipate(to_unit(tiny_images.train[:1]).double(), 3.0**2 / 2)[0]
+    assert bool(model.restore(image, 2).images.isfinite().all())
 
 
 def test_an_array_is_restored_like_the_tensor(shapes_model, shapes):

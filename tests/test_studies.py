@@ -70,11 +70,15 @@ def test_a_run_folder_says_how_what_it_is_compared_with_is_trained(folder, tmp_p
     assert own_settings("mnist-ready") is None
 
 
-def test_a_given_model_is_studied(folder, tmp_path, capsys):
+def test_a_given_model_is_studied(folder, tmp_path, capsys, monkeypatch):
     model = Lab(folder, settings=tuple(TINY), quick=True, device_name="cpu").run() / "model"
     main(["study", "same-start", "--quick", "--model", str(model), "--data", "digits", "--out", str(tmp_path)])
     assert json.loads((tmp_path / "same-start.json").read_text())["model"] == model.parent.name
     assert not (tmp_path / "models").exists()  # nothing was trained
+    monkeypatch.chdir(model.parent)
+    main(["study", "same-start", "--quick", "--model", ".", "--data", "digits", "--out", str(tmp_path)])
+    command = json.loads((tmp_path / "same-start.json").read_text())["command"]
+    assert command == f"ihdm study same-start --model {model.parent.name} --data digits --quick"
 
 
 @pytest.fixture(scope="module")

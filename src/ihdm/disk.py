@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,7 +95,7 @@ def replaced_file(path: Path, content: bytes) -> None:
 def kept_file(path: Path) -> Iterator[Path]:
     """A file to write to a cache, which gets its name once it is complete; several processes may write the same one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         yield unfinished
         unfinished.replace(path)

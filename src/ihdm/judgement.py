@@ -96,7 +96,7 @@ class Judge:
         Larger widths make images sharper, which surprises the network less, but leave more unexplained.
         """
         images, top = self.restored(seen, versions), max(2, seen[0].level)
-        levels = sorted({round(2 + i * (top - 2) / (LEVELS - 1)) for i in range(LEVELS)})
+        levels = sorted({min(self.process.K, round(2 + i * (top - 2) / (LEVELS - 1))) for i in range(LEVELS)})
         surprise = self.surprise(images.flatten(0, 1), levels).sum(1).log().unflatten(0, (len(seen), versions))
         rest = [
             [max(one.residual(image[None]), self.domain.noises[0]) for image in some] for one, some in zip(seen, images)

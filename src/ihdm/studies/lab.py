@@ -21,6 +21,7 @@ from ihdm.basis import Laplacian
 from ihdm.config import KIND, KINDS, Config, differences, load_config
 from ihdm.data import Images, ImageSet, data_domain, evenly_taken, load_images
 from ihdm.data.sources import absolute
+from ihdm.disk import expanded
 from ihdm.domains import domain_kind
 from ihdm.domains.domain import by
 from ihdm.engine import choose_device, choose_precision, placed
@@ -350,7 +351,7 @@ class Lab:
 
     def write(self, name: str, title: str, findings: Findings, judged: Judged) -> None:
         """NAME.json and NAME.md beside the picture."""
-        given = Path(self.model_name or "")
+        given = expanded(self.model_name).absolute() if self.model_name else Path()
         subject = (given.parent.name if given.name == "model" else given.name) or self.preset
         machine, command = self.machine, self.command(name, subject)
         made = {"study": name, "command": command, "model": subject, "data": self.images.name, "seed": self.seed}
