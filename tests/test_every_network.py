@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from ihdm import memory
-from ihdm.domains import Domain, GraphDomain, ImageDomain, SignalDomain, VolumeDomain
+from ihdm.domains import Domain, GraphDomain, as_domain
 from ihdm.engine import Frozen, lowered
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
@@ -29,11 +28,10 @@ def config(request, tiny_config):
 
 
 def domain(config, shape=(1, 8, 8)) -> Domain:
-    """Of sounds, images or volumes, or for a network on graphs of a path through all their values."""
+    """Of images, or for a network on graphs of a path through all their pixels."""
     if NETWORKS.kind(config.network) != "graph":
-        own = {2: partial(SignalDomain, rate=8000), 3: ImageDomain, 4: VolumeDomain}
-        return own[len(shape)](shape)
-    nodes = torch.arange(math.prod(shape[1:]))
+        return as_domain(shape)
+    nodes = torch.arange(shape[1] * shape[2])
     return GraphDomain((shape[0], len(nodes)), edges=torch.stack([nodes[:-1], nodes[1:]], 1))
 
 
@@ -70,9 +68,8 @@ def test_every_weight_learns(config):
     assert all(weight.grad is not None for weight in network.parameters())
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 32), (1, 6, 5, 7)])
-def test_in_bfloat16_it_answers_almost_the_same(config, shape):
-    network, u, k = built(config, shape), torch.randn(3, *domain(config, shape).shape), torch.tensor([1, 4, 10])
+def test_in_bfloat16_it_answers_almost_the_same(config):
+    network, u, k = built(config), torch.randn(3, *domain(config).shape), torch.tensor([1, 4, 10])
     expected = network(u, k).detach()
     for low in (lowered(network, torch.bfloat16), Frozen(network, torch.bfloat16)):
         answer = low(u, k).detach()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ihdm import execution as execution_module
+from ihdm import model as model_module
 from ihdm.config import Config
 from ihdm.errors import IhdmError, UsageError
 from ihdm.execution import Execution
@@ -297,6 +299,28 @@ def test_a_linear_model_without_its_spectrum_is_refused(folder, model):
     save_file({k: v for k, v in tensors.items() if k != "spectrum.power"}, folder / "model.safetensors")
     with pytest.raises(IhdmError, match="spectrum"):
         Model.from_pretrained(folder)
+
+
+def test_a_model_is_read_while_training_replaces_it(folder, monkeypatch):
+    """Between two renames there is no folder; then there is another one."""
+    read, calls = model_module.read_weights, []
+
+    def replacing(*words):
+        calls.append(words)
+        if len(calls) > 1:
+            return read(*words)
+        folder.rename(folder.with_name("old"))
+        try:
+            return read(*words)
+        finally:
+            shutil.copytree(folder.with_name("old"), folder)
+
+    monkeypatch.setattr(model_module, "read_weights", replacing)
+    assert Model.from_pretrained(folder).config.steps == 0 and len(calls) == 2
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(IhdmError, match=r"model\.safetensors is missing"):
+        Model.from_pretrained(folder)
+    assert len(calls) == 3  # nothing has changed, so it is not tried again
 
 
 def test_a_folder_that_is_not_there_is_said_so(tmp_path):

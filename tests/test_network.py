@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from ihdm import memory
 from ihdm.config import load_config
+from ihdm.engine import lowered
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network, layers
 from ihdm.networks.layers import Attention, Downsample, Skip, Upsample
@@ -105,6 +106,19 @@ def test_checkpointing_gives_the_same_gradients_for_less_memory():
         again: memory.to_train(lambda c=again: build_network(described, c), (3, 32, 32), 64) for again in (False, True)
     }
     assert needed[True] < 0.6 * needed[False]
+
+
+@pytest.mark.parametrize("grid", [(32,), (6, 7), (6, 5, 7)])
+def test_it_computes_in_bfloat16_on_any_grid(grid):
+    torch.manual_seed(0)
+    network = UNet(1, 1, 32, (1, 2), 1, (1,), dropout=0.0, axes=len(grid))
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, std=0.1)
+    u, k = torch.randn(3, 1, *grid), torch.tensor([1, 4, 10])
+    expected, found = network(u, k), lowered(network, torch.bfloat16)(u, k)
+    assert float((found - expected).norm() / expected.norm()) < 0.05
+    found.sum().backward()
+    assert all(bool(weight.grad.isfinite().all()) for weight in network.parameters())
 
 
 @pytest.mark.parametrize("gradients", [False, True])

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from ihdm.export.programs import programs
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network
+from ihdm.processes import Process
 from ihdm.registry import NETWORKS, PROCESSES
 from ihdm.trainer import Trainer
 
@@ -145,10 +147,80 @@ def test_a_network_that_insists_on_a_condition_is_refused_in_words(example, tiny
         build_network(config)
 
 
+def test_answers_of_another_shape_are_refused_in_words(example, tiny_config, tiny_images, tmp_path, model):
+    """They would be broadcast over channels, in training as in sampling."""
+
+    @NETWORKS.register("grey")
+    class Grey(example.Mixer):
+        @dataclass(frozen=True)
+        class Settings(example.Mixer.Settings):
+            pass
+
+        def forward(self, u, k, condition=None):
+            return super().forward(u, k, condition).mean(1, keepdim=True)
+
+    colours = ImageSet(tiny_images.train.expand(-1, 3, -1, -1), tiny_images.held_out.expand(-1, 3, -1, -1), "blobs")
+    for process in ("fading", "heat", "ddpm"):
+        config = tiny_config.with_settings([f"process.kind={process}", "network.kind=grey"])
+        with pytest.raises(UsageError, match=r"answers with \(1, 8, 8\) to each state of \(3, 8, 8\)"):
+            Trainer(config, colours, tmp_path / process).train()
+    model.network.forward = lambda u, k, condition=None: u[..., :1]
+    with pytest.raises(UsageError, match=r"answers with \(1, 8, 1\) to each state of \(1, 8, 8\)"):
+        model.sample(2)
+
+
+@pytest.mark.parametrize("wrong", [torch.mean, lambda losses: losses[:, None].expand(-1, 8)], ids=["mean", "pixels"])
+def test_a_loss_that_is_not_one_number_for_each_image_is_refused_in_words(
+    wrong, example, config, tiny_images, tmp_path, monkeypatch
+):
+    loss = example.Fading.loss
+    monkeypatch.setattr(example.Fading, "loss", lambda *words: wrong(loss(*words)))
+    with pytest.raises(UsageError, match="the loss of Fading is one number for each image"):
+        Trainer(config, tiny_images, tmp_path).train()
+
+
+@pytest.mark.parametrize(
+    "method, given, said",
+    [
+        ("from_state", Process.from_state, "cannot be made again from its own state: mean is not expected"),
+        ("state", lambda self: {"mean": self.mean.value, "noise": 0.5}, "it has noise, a float"),
+        ("state", lambda self: {"network.mean": self.mean.value}, "it has network.mean, a Tensor"),
+    ],
+)
+def test_a_process_that_could_not_be_loaded_is_refused_before_training(
+    method, given, said, example, config, tiny_images, tmp_path, monkeypatch
+):
+    function = given.__func__ if method == "from_state" else given
+    monkeypatch.setattr(example.Fading, method, classmethod(function) if method == "from_state" else function)
+    with pytest.raises(UsageError, match=said):
+        Trainer(config, tiny_images, tmp_path)
+
+
+def test_tied_weights_and_what_is_no_float_are_saved_as_they_are(example, tiny_config, tiny_images, tmp_path):
+    @NETWORKS.register("tied")
+    class Tied(example.Mixer):
+        @dataclass(frozen=True)
+        class Settings(example.Mixer.Settings):
+            pass
+
+        def __init__(self, *words):
+            super().__init__(*words)
+            self.blocks[1].known.weight = self.blocks[0].known.weight
+            self.register_buffer("order", torch.arange(2**24 + 1, 2**24 + 9))
+            self.register_buffer("waves", torch.polar(torch.ones(8), torch.arange(8.0)))
+
+    config = tiny_config.with_settings([word.replace("mixer", "tied") for word in SETTINGS])
+    assert Trainer(config, tiny_images, tmp_path).train()
+    model = Model.from_pretrained(tmp_path)
+    for dtype in (torch.float32, torch.bfloat16):
+        model.save_pretrained(tmp_path / "copy", dtype)
+        copy = Model.from_pretrained(tmp_path / "copy").network
+        assert copy.order.equal(model.network.order) and copy.waves.equal(model.network.waves)
+        assert copy.blocks[1].known.weight is copy.blocks[0].known.weight
+
+
 def test_another_kind_keeps_what_it_can_of_the_settings(example, tiny_config):
     """The preset's K, but nothing that is out of range, or of another type, for its own setting of that name."""
-    from dataclasses import dataclass
-
     from ihdm.settings import setting
 
     class Short(example.Fading):

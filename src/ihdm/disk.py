@@ -39,6 +39,15 @@ def size_words(n: float) -> str:
     return f"{n:.3g} GB"
 
 
+def identity(folder: Path) -> tuple[int, int] | None:
+    """Which folder is there: another one once it has been replaced, none in between."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 @contextlib.contextmanager
 def replaced_folder(path: Path) -> Iterator[Path]:
     """A folder to write into, which takes the place of `path` once it is complete and on the disk.

@@ -38,7 +38,7 @@ def held_out_losses(
         for first in range(0, len(u_0), part):
             own = slice(first, first + part)
             knowing = told(network, None if label is None else label[own])
-            losses.append(process.loss(knowing, u_0[own], k[own], eps[own]))
+            losses.append(process.losses(knowing, u_0[own], k[own], eps[own]))
     return torch.cat(losses), torch.cat(levels)
 
 

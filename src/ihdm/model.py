@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from ihdm.card import card
 from ihdm.data import Images, evenly_spaced, spread, unit_batches
-from ihdm.errors import UsageError
+from ihdm.disk import identity
+from ihdm.errors import IhdmError, UsageError
 from ihdm.execution import USUAL, Execution, Runner
 from ihdm.familiar import Familiar
 from ihdm.guide import check_same_data, check_weaker
@@ -30,6 +31,7 @@ from ihdm.model_folder import (
     READER,
     WEIGHTS,
     ModelConfig,
+    check_kept,
     locate,
     read_calibrated,
     read_config,
@@ -88,6 +90,7 @@ class Model(nn.Module):
         network = build_network(config)  # first: it refuses data that it is not for, before all images are read
         kind = PROCESSES.of(config.process)
         process = kind.from_images(config.process, config.sampling, config.domain, batches)
+        check_kept(process, config)
         of_starts = None
         if labels is not None and isinstance(process, FromImages):
             of_starts = labels[evenly_spaced(len(images), len(process.prior))]
@@ -341,6 +344,16 @@ class Model(nn.Module):
         revision: of the model on the hub. guided: load its weaker network too, if it has one.
         """
         folder = locate(name, revision)
+        while True:
+            found = identity(folder)
+            try:
+                return cls._read(folder, guided)
+            except IhdmError:
+                if identity(folder) == found:
+                    raise  # else training has just replaced it
+
+    @classmethod
+    def _read(cls, folder: Path, guided: bool) -> Model:
         config = read_config(folder, guided)
         network, process, labels = read_weights(folder, config)
         model = cls(config, process, network, labels)

@@ -23,7 +23,7 @@ from ihdm.domains import Domain, as_domain, domain_kind
 from ihdm.earlier import from_0_1
 from ihdm.errors import IhdmError, UsageError, first_few
 from ihdm.labels import Labels
-from ihdm.networks import build_network, weight_shapes
+from ihdm.networks import build_network, described_weights
 from ihdm.processes import FromImages, Process
 from ihdm.registry import PROCESSES
 
@@ -210,29 +210,39 @@ def missing(path: Path) -> IhdmError:
     return IhdmError(f"{folder} is not {kind} model folder: {path.name} is missing")
 
 
-def check_weights(path: Path, weights: dict[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
-    """Refuse weights that are not exactly floating point tensors with the expected names and shapes."""
+def check_weights(path: Path, weights: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Refuse weights that do not have exactly the expected names and shapes, and floats where they are expected."""
     misfits = [
         *(f"{name} is missing" for name in expected if name not in weights),
         *(f"{name} is not expected" for name in weights if name not in expected),
         *(
-            f"{name} is {weights[name].dtype} of shape {tuple(weights[name].shape)}, not floats of shape {shape}"
-            for name, shape in expected.items()
-            if name in weights and (weights[name].shape != shape or not weights[name].is_floating_point())
+            f"{name} is {found.dtype} of shape {tuple(found.shape)}, not {_type(own)} of shape {tuple(own.shape)}"
+            for name, own in expected.items()
+            if (found := weights.get(name)) is not None and (found.shape != own.shape or not _stands_for(found, own))
         ),
     ]
     if misfits:
         raise IhdmError(f"{path} does not fit {CONFIG}: {first_few(misfits, NAMED_MOST)}")
 
 
+def _stands_for(found: Tensor, own: Tensor) -> bool:
+    """Whether a tensor has a type in which a network's own may be kept. Older folders keep whole numbers as floats."""
+    return found.dtype == own.dtype or (found.is_floating_point() and not own.is_complex())
+
+
+def _type(tensor: Tensor) -> str:
+    return "floats" if tensor.is_floating_point() else str(tensor.dtype)
+
+
 def weights_of(network: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A network's weights, named as in a model folder."""
-    return {NETWORK + name: tensor.to(dtype) for name, tensor in network.state_dict().items()}
+    """A network's weights, named as in a model folder; what are no floats stay as they are."""
+    weights = network.state_dict().items()
+    return {NETWORK + name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in weights}
 
 
 def loaded_network(config: ModelConfig, path: Path, tensors: dict[str, Tensor]) -> nn.Module:
     """The network, with its weights taken from a file's tensors."""
-    expected = {NETWORK + name: shape for name, shape in weight_shapes(config).items()}
+    expected = {NETWORK + name: tensor for name, tensor in described_weights(config).items()}
     check_weights(path, {name: tensor for name, tensor in tensors.items() if name.startswith(NETWORK)}, expected)
     network = build_network(config)  # only once the file is known to hold weights of this size
     network.load_state_dict(with_prefix(tensors, NETWORK))
@@ -248,6 +258,24 @@ def write_weights(
     write_tensors(folder / WEIGHTS, weights_of(network, dtype) | own)
     prior = with_prefix(state, OF_PRIOR)
     write_tensors(folder / PRIOR, prior | ({LABELS: labels} if prior and labels is not None else {}))
+
+
+def check_kept(process: Process, config: ModelConfig) -> None:
+    """Refuse, before anything is trained, a process that cannot be made again from what it keeps."""
+    kind, state = type(process), process.state()
+    for name, value in state.items():
+        if not isinstance(value, Tensor) or name.startswith(NETWORK):
+            raise UsageError(
+                f"the state of {kind.__name__} consists of tensors whose names do not begin with {NETWORK}, and it has "
+                f"{name}, a {type(value).__name__}"
+            )
+    try:
+        kind.from_state(config.process, config.sampling, config.domain, state)
+    except ValueError as error:
+        raise UsageError(
+            f"{kind.__name__} cannot be made again from its own state: {error}; its from_state must take what its "
+            f"state gives"
+        ) from error
 
 
 def read_weights(folder: Path, config: ModelConfig) -> tuple[nn.Module, Process, Tensor | None]:
@@ -299,7 +327,13 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
     Everyone who may read the folder may read it; the files that safetensors writes are for their owner alone.
     """
-    if tensors:
-        replaced_file(path, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
-    else:
+    if not tensors:
         path.unlink(missing_ok=True)
+        return
+    own, places = {}, set()
+    for name, tensor in tensors.items():
+        kept = tensor.cpu().contiguous()
+        place = kept.untyped_storage().data_ptr()
+        own[name] = kept.clone() if place in places else kept  # safetensors refuses shared memory, as of tied weights
+        places.add(place)
+    replaced_file(path, save(own))

@@ -105,7 +105,7 @@ class Training:
             own = slice(number, None, count)  # every count-th, so that levels are evenly spread in each part, too
             known = None if condition is None else condition[own]
             with contextlib.nullcontext() if number == count - 1 else self.accelerator.no_sync(self.network):
-                loss = process.loss(told(self.network, known), u_0[own], k[own], eps[own]).sum() / len(u_0)
+                loss = process.losses(told(self.network, known), u_0[own], k[own], eps[own]).sum() / len(u_0)
                 loss.backward()
                 total += loss.detach()
         return total

@@ -51,11 +51,10 @@ def build_network(config: Described, checkpoint: bool = False) -> nn.Module:
     return network
 
 
-def weight_shapes(config: Described) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of a network's weights, without memory for the weights themselves."""
+def described_weights(config: Described) -> dict[str, Tensor]:
+    """A network's weights by name, of their shapes and types, without memory for the weights themselves."""
     with torch.device("meta"):
-        network = build_network(config)
-    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+        return build_network(config).state_dict()
 
 
 def _demanded(network: nn.Module) -> list[str]:
@@ -86,9 +85,17 @@ def expect_levels(network: Any, K: int, images: int) -> None:
 
 def told(network: Any, condition: Tensor | None) -> Network:
     """The network as a process calls it, with only states and levels; the condition is filled in."""
-    if condition is None:
-        return network
-    return lambda u, k: network(u, k, condition)
+
+    def answer(u: Tensor, k: Tensor) -> Tensor:
+        found = network(u, k) if condition is None else network(u, k, condition)
+        if found.shape[1:] != u.shape[1:]:  # others could be broadcast without a word
+            raise UsageError(
+                f"the network answers with {tuple(found.shape[1:])} to each state of {tuple(u.shape[1:])}; an answer "
+                f"has the shape of the states"
+            )
+        return found
+
+    return answer
 
 
-__all__ = ["build_network", "expect_levels", "float32_layers", "has_fused_path", "told", "weight_shapes"]
+__all__ = ["build_network", "described_weights", "expect_levels", "float32_layers", "has_fused_path", "told"]

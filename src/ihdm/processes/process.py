@@ -151,6 +151,16 @@ class Process(ABC):
     def loss(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
         """What training minimises, one number for each image."""
 
+    def losses(self, network: Network, u_0: Tensor, k: Tensor, eps: Tensor) -> Tensor:
+        """The same, for which a process that gives anything else is refused: sums would hide it."""
+        found = self.loss(network, u_0, k, eps)
+        if found.shape != k.shape:
+            raise UsageError(
+                f"the loss of {type(self).__name__} is one number for each image, (B,), and for {len(k)} images it has "
+                f"the shape {tuple(found.shape)}"
+            )
+        return found
+
     @abstractmethod
     def step(self, network: Network, u_k: Tensor, k: Tensor, j: Tensor, eps: Tensor) -> Tensor:
         """From level k to level j < k, with noise eps."""
