@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import re
 import shutil
+import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
 import torch
 
 import ihdm
+from ihdm import studies
 from ihdm.cli import main
 from ihdm.config import load_config
 from ihdm.model import Model
@@ -294,6 +298,28 @@ def test_studies_are_listed_and_unknown_ones_refused(capsys):
         with pytest.raises(SystemExit) as stop:
             main(words)
         assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_a_study_of_ones_own_is_run_like_any_other(folder, monkeypatch, capsys):
+    for table in ("STUDIES", "OWN"):
+        monkeypatch.setattr(studies, table, dict(getattr(studies, table)))
+    monkeypatch.setattr("ihdm.verbs.study.STUDIES", studies.STUDIES)
+    path = Path(__file__).parent.parent / "examples" / "own_study.py"
+    spec = importlib.util.spec_from_file_location("own_study", path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "own_study", module)
+    spec.loader.exec_module(module)
+    words = [word for setting in TINY for word in ("--set", setting)]
+    main(["study", "brightness", "--quick", "--out", str(folder), "--device", "cpu", *words])
+    tree = json.loads((folder / "brightness.json").read_text())
+    assert tree["verdict"] == module.verdict(tree["numbers"]) and tree["claim"] == module.CLAIM
+    assert (folder / "brightness.png").read_bytes().startswith(b"\x89PNG")
+    main(["study", "--list"])
+    assert "brightness        whether samples are as bright" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="there is a study 'family' already"):
+        studies.register("family", "mine", module)
+    with pytest.raises(ValueError, match="the study 'half' has no CLAIM, verdict"):
+        studies.register("half", "mine", SimpleNamespace(study=module.study))
 
 
 def test_branches_share_their_noise_until_they_part():
