@@ -427,7 +427,8 @@ def test_a_model_without_noise_restores_by_a_given_width(tiny_config, tiny_image
     assert "was not calibrated" in capsys.readouterr().out and (tmp_path / "new/restored/01.png").exists()
     monkeypatch.setattr(Restorer, "states", lambda *_, **options: pytest.fail("work was begun"))
     with pytest.raises(SystemExit, match="2"):
-        main(restore)
+        main([*restore[:-1], "other"])
+    assert not (tmp_path / "other").exists()
     assert "needs the width of the blur (--blur-width, or" in capsys.readouterr().err
     np.savez("blobs.npz", train=tiny_images.train[:, 0].numpy(), test=torch.cat([tiny_images.train] * 2)[:, 0].numpy())
     with pytest.raises(SystemExit, match="2"):
