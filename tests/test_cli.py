@@ -423,6 +423,53 @@ def test_folders_that_cannot_be_created_are_refused_in_words(verb, model, capsys
     refused([verb, *words, "--out", "closed/new"], 1, message, capsys)
 
 
+def test_folders_whose_names_are_too_long_and_links_to_nothing_are_refused(model, capsys, monkeypatch):
+    monkeypatch.setattr(Model, "runner", lambda *_: pytest.fail("work was begun"))
+    refused(["sample", model, "--out", f"new/{'a' * 300}"], 1, "cannot be created (File name too long)", capsys)
+    Path("link").symlink_to("nothing")
+    refused(["sample", model, "--out", "link"], 1, "the folder link cannot be created (No such file", capsys)
+    assert sorted(Path().iterdir()) == [Path("link"), Path("model")]
+
+
+OF_NO_MODEL = {
+    "sample": "sample nothing --out a/b --grid c/d.png --gif e/f.gif",
+    "restore": "restore nothing fit.png --out a/b",
+    "evaluate": "evaluate nothing --data digits --json a/b.json --figures c/d",
+    "likelihood": "likelihood nothing --data digits --json a/b.json --figures c/d",
+    "study": "study sequence --model nothing --out a/b",
+    "export": "export nothing a/b --format torch",
+    "convert": "convert nothing a/b --preset digits",
+    "pack": "pack nothing a/b",
+    "unpack": "unpack nothing a/b",
+}
+
+
+@pytest.mark.parametrize("words", OF_NO_MODEL.values(), ids=OF_NO_MODEL)
+def test_a_command_that_is_refused_leaves_no_folders_behind(words):
+    Image.new("L", (8, 8)).save("fit.png")
+    with pytest.raises(SystemExit):
+        main(words.split())
+    assert sorted(Path().iterdir()) == [Path("fit.png")]
+
+
+def test_a_refused_command_does_not_keep_a_run_from_its_folder(model, capsys):
+    refused(["sample", model, "--steps", "101", "--out", "run/samples"], 2, "at most 10 steps", capsys)
+    main(["train", "digits", "--run", "run", *QUICK])
+    assert Path("run/model").is_dir()
+
+
+def test_new_folders_are_made_for_whatever_is_written(model):
+    main(["sample", model, "--n", "1", "--out", "a/b", "--grid", "c/d/e.png", "--gif", "f/g.gif"])
+    Image.new("L", (8, 8), 90).save("fit.png")
+    main(["restore", model, "fit.png", "--n", "1", "--out", "h/i"])
+    np.savez("blobs.npz", train=np.zeros((4, 8, 8), np.uint8))
+    words = [model, "--data", "blobs.npz", "--n", "4"]
+    main(["evaluate", *words, "--metrics", "spectrum", "--json", "j/k.json", "--figures", "l/m"])
+    main(["likelihood", *words, "--split", "train", "--levels", "2", "--json", "n/o.json", "--figures", "p/q"])
+    files = "a/b/000000.png c/d/e.png f/g.gif h/i/restored.png j/k.json l/m/spectrum.png n/o.json p/q/likelihood.png"
+    assert all(Path(name).is_file() for name in files.split())
+
+
 def test_images_that_others_write_meanwhile_are_left_as_they_are(model, capsys, monkeypatch):
     """Two commands may find the same folder empty; the second to write does not replace what the first wrote."""
     made = Model.sample_batches

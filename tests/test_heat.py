@@ -10,6 +10,7 @@ import scipy.fft
 import scipy.ndimage
 import torch
 
+from ihdm.graph import GraphLaplacian
 from ihdm.heat import LONGEST_MATRIX_AXIS, FiniteDifferences, GaussianFilter, GridLaplacian
 
 LONG = LONGEST_MATRIX_AXIS + 88
@@ -125,6 +126,20 @@ def test_wrong_shapes_and_types_are_refused():
         laplacian.dissipate(torch.zeros(2, 1, 8, 6), torch.ones(3))
     with pytest.raises(ValueError, match="1, 2 or 3 axes"):
         GridLaplacian(())
+    with pytest.raises(ValueError, match=r"each axis of a grid must be a whole number, not 8\.7"):
+        GridLaplacian((8.7, 8))
+    assert GridLaplacian(np.array([8, 6])).grid == (8, 6)
+
+
+LINES = GridLaplacian((4,)), GaussianFilter((4,)), FiniteDifferences((4,)), GraphLaplacian(4, [[0, 1], [1, 2], [2, 3]])
+
+
+@pytest.mark.parametrize("operator", LINES, ids=lambda one: type(one).__name__)
+def test_arrays_are_refused_as_data_in_words(operator):
+    u = np.zeros((1, 1, 4), np.float32)
+    with pytest.raises(TypeError, match=r"expected a tensor, got ndarray; torch\.as_tensor makes one"):
+        operator.dissipate(u, 1.0)
+    assert operator.dissipate(torch.as_tensor(u), 1.0).shape == (1, 1, 4)
 
 
 def test_gaussian_filter_is_a_zero_padded_convolution():

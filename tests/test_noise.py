@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import scipy.stats
 import torch
 
+from ihdm.errors import UsageError
 from ihdm.noise import SeededNoise, mix_seed
 
 
@@ -45,6 +47,18 @@ def test_neighbouring_pixels_images_and_steps_are_uncorrelated():
         if eps.shape[dim] > 1:
             product = eps.narrow(dim, 0, eps.shape[dim] - 1) * eps.narrow(dim, 1, eps.shape[dim] - 1)
             assert abs(product.mean()) < limit * 1.2
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int16, torch.int32])
+def test_whole_numbers_of_any_type_name_the_same_images(kind):
+    images, seed = torch.arange(3), 2**40 + 1
+    one, other = (SeededNoise(seed, numbers, (1, 4, 4)) for numbers in (images, images.to(kind)))
+    assert torch.equal(one(5), other(5)) and torch.equal(one.choice(100), other.choice(100))
+
+
+def test_images_are_not_named_by_fractions():
+    with pytest.raises(UsageError, match=r"images must be whole numbers, .*, not torch\.float32"):
+        SeededNoise(0, torch.zeros(2), (1, 4, 4))
 
 
 def test_any_integer_is_a_seed():

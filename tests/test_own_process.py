@@ -133,6 +133,23 @@ def test_the_network_is_told_what_the_model_is_told(model):
         torch.testing.assert_close(images[kinds == kind], alone[kinds == kind], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("inner", [torch.nn.Identity(), torch.nn.Conv2d(1, 1, 1).requires_grad_(False)])
+def test_a_network_without_anything_to_learn_is_refused_in_words(inner, example, tiny_config, tiny_images, tmp_path):
+    class Still(torch.nn.Sequential):
+        Settings = type("Settings", (example.Mixer.Settings,), {})
+
+        @classmethod
+        def from_settings(cls, settings, domain):
+            return cls(inner)
+
+        def forward(self, u, k, condition=None):
+            return super().forward(u)
+
+    NETWORKS.register("still")(Still)
+    with pytest.raises(UsageError, match="the network still has nothing to learn"):
+        Trainer(tiny_config.with_settings(["network.kind=still"]), tiny_images, tmp_path / "run")
+
+
 def test_a_network_that_insists_on_a_condition_is_refused_in_words(example, tiny_config):
     class Insistent(example.Mixer):
         class Settings(example.Mixer.Settings):

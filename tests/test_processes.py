@@ -10,6 +10,7 @@ import torch
 
 from ihdm.errors import UsageError
 from ihdm.heat import GaussianFilter, GridLaplacian
+from ihdm.noise import SeededNoise
 from ihdm.processes import IdentitySkip, InverseHeat, LinearPredictor, LinearSkip, Spectrum
 from ihdm.processes.inverse_heat import HeatSampling, HeatSettings
 from ihdm.sampler import sample
@@ -109,6 +110,15 @@ def test_negative_noise_is_refused():
         replace(process(), sigma=-0.1)
     with pytest.raises(UsageError, match="delta_ratio must be at least 0"):
         process().with_sampling(delta_ratio=-0.1)
+
+
+def test_a_process_without_a_prior_says_that_it_needs_a_start():
+    noise = SeededNoise(0, torch.arange(2), (1, *GRID))
+    for draw in (process().start, lambda noise: process().between(noise, noise, torch.zeros(2))):
+        with pytest.raises(UsageError, match=r"without a prior draws no starts: give it one, prior=Prior\.from_images"):
+            draw(noise)
+    u_K = torch.zeros(2, 1, *GRID)
+    assert sample(process(), lambda u, k: u * 0, u_K, noise).shape == u_K.shape
 
 
 def test_each_sampler_has_its_own_settings():

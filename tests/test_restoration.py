@@ -38,6 +38,7 @@ from ihdm.restoration import (
     observation,
     observe,
 )
+from ihdm.restorer import Restorer
 from ihdm.run import locked
 from ihdm.sampler import chain, last, reverse_step
 from ihdm.schedule import Schedule
@@ -407,6 +408,32 @@ def test_a_model_of_few_levels_restores_and_is_judged_in_as_many_steps(K, tiny_c
     assert model.restorer().judge().process.levels() == list(range(K, -1, -1))
     image = GridLaplacian((8, 8)).dissipate(to_unit(tiny_images.train[:1]).double(), 3.0**2 / 2)[0]
     assert bool(model.restore(image, 2).images.isfinite().all())
+
+
+def test_a_model_without_noise_restores_by_a_given_width(tiny_config, tiny_images, tmp_path, monkeypatch, capsys):
+    """It cannot judge one, and is asked for none where nothing is to be judged."""
+    settings = ["process.skip=identity", "process.sigma=0"]
+    config = ModelConfig.of(tiny_config.with_settings(settings), tiny_images.shape, "blobs")
+    model = Model.from_images(config, tiny_images.train)
+    image = GridLaplacian((8, 8)).dissipate(to_unit(tiny_images.train[:1]).double(), 2.0**2 / 2)[0]
+    found = model.restore(image, 2, blur_width=2.0, sampler="paper")
+    assert bool(found.images.isfinite().all()) and found.seen.level > 0
+    assert model.restore(to_unit(tiny_images.train[0]), 1).seen.level == 0  # by its spectrum alone
+    monkeypatch.chdir(tmp_path)
+    model.save_pretrained("model")
+    Image.fromarray(to_bytes(image)[0].numpy()).save("blurred.png")
+    restore = ["restore", "model", "blurred.png", "--n", "2", "--out", "new/restored"]
+    main([*restore, "--blur-width", "2", "--sampler", "paper"])
+    assert "was not calibrated" in capsys.readouterr().out and (tmp_path / "new/restored/01.png").exists()
+    monkeypatch.setattr(Restorer, "states", lambda *_, **options: pytest.fail("work was begun"))
+    with pytest.raises(SystemExit, match="2"):
+        main([*restore[:-1], "other"])
+    assert not (tmp_path / "other").exists()
+    assert "needs the width of the blur (--blur-width, or" in capsys.readouterr().err
+    np.savez("blobs.npz", train=tiny_images.train[:, 0].numpy(), test=torch.cat([tiny_images.train] * 2)[:, 0].numpy())
+    with pytest.raises(SystemExit, match="2"):
+        main(["calibrate", "model", "--data", "blobs.npz", "--n", "40"])
+    assert "calibrating needs a model with noise" in capsys.readouterr().err
 
 
 def test_an_array_is_restored_like_the_tensor(shapes_model, shapes):

@@ -99,6 +99,8 @@ def checked_times(u: Tensor, t: Times) -> Tensor:
 
 def checked_data(u: Tensor, grid: tuple[int, ...]) -> Tensor:
     """Data (B, C, *grid) in float32 or float64; other shapes, and values that are not floating point, are refused."""
+    if not isinstance(u, Tensor):
+        raise TypeError(f"expected a tensor, got {type(u).__name__}; torch.as_tensor makes one of arrays and lists")
     if u.ndim != 2 + len(grid) or tuple(u.shape[2:]) != grid:
         raise ValueError(f"expected a tensor of shape (B, C, {', '.join(map(str, grid))}), got {tuple(u.shape)}")
     if not u.is_floating_point():

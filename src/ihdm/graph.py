@@ -115,7 +115,7 @@ class GraphLaplacian(Laplacian):
 
     def dissipate(self, u: Tensor, t: Times) -> Tensor:
         """F(t) u = V exp(t eigenvalues) V^T u (Eq. 2)."""
-        times, wide = checked_times(u, t), checked_data(u, self.grid)
+        wide, times = checked_data(u, self.grid), checked_times(u, t)
         u_hat = self._basis.to_spectrum(wide, self.grid[0])
         decay = torch.exp(times[..., None, None] * self.eigenvalues_like(wide))
         return self._basis.from_spectrum(decay * u_hat).to(u.dtype)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ihdm.basis import Laplacian, Times, checked_data, checked_times
 from ihdm.constant import Constant
+from ihdm.settings import whole
 
 # Beyond this length a matrix per sample costs more memory than a fast transform and, on a CPU, time (docs/design.md).
 LONGEST_MATRIX_AXIS = 512
@@ -63,13 +64,13 @@ class GridLaplacian(Laplacian):
         exp separates over the axes, so each is blurred by itself; axes of the same length share their operator.
         A single axis has too few rows for a matrix to pay off.
         """
-        times = checked_times(u, t)
+        data, times = checked_data(u, self.grid), checked_times(u, t)
         columns, alone = _columns(times), len(self.grid) == 1
         operators = {
             n: _by_coefficients(axis, columns) if alone else axis.operator(columns)
             for n, axis in zip(self.grid, self._axes)
         }
-        return _in_turns(operators, checked_data(u, self.grid), times).to(u.dtype)
+        return _in_turns(operators, data, times).to(u.dtype)
 
 
 class _MatrixAxis:
@@ -157,7 +158,7 @@ class GaussianFilter:
 
     def dissipate(self, u: Tensor, t: Times) -> Tensor:
         """Blur to the width sqrt(2t); t as for the Laplacian."""
-        times = checked_times(u, t)
+        data, times = checked_data(u, self.grid), checked_times(u, t)
         columns = _columns(times).clamp_min(torch.finfo(times.dtype).tiny)[..., None]
         operators: dict[int, Operator] = {}
         for n in self.grid:
@@ -167,7 +168,7 @@ class GaussianFilter:
             position = torch.arange(n, device=u.device)
             toeplitz = kernel[..., position[:, None] - position + n - 1]
             operators[n] = partial(_last_to_first, toeplitz)
-        return _in_turns(operators, checked_data(u, self.grid), times).to(u.dtype)
+        return _in_turns(operators, data, times).to(u.dtype)
 
 
 class FiniteDifferences:
@@ -289,7 +290,7 @@ def along(matrix: Tensor, u: Tensor, dim: int) -> Tensor:
 
 
 def _checked_grid(grid: Sequence[int]) -> tuple[int, ...]:
-    grid = tuple(int(n) for n in grid)
+    grid = tuple(whole("each axis of a grid", n) for n in grid)
     if not 1 <= len(grid) <= 3 or min(grid) < 1:
         raise ValueError(f"a grid has 1, 2 or 3 axes of at least one pixel, not {grid}")
     return grid

@@ -168,10 +168,8 @@ class Judge:
         """The observation of a blurred image (C, H, W), float64, if its width is known."""
         return observation(self.blurs, image, likely(self.blurs, image, width, self.domain.noises)[0])
 
-    def verdict(self, familiar: Familiar | None, seen: Observation, negative: bool = True) -> Verdict:
+    def verdict(self, familiar: Familiar, seen: Observation, negative: bool = True) -> Verdict:
         """Whether an image, once restored, is like those that the model was calibrated on, or else its negative is."""
-        if familiar is None:
-            return Verdict(None, noun=self.domain.noun)
         share = self.share(familiar, seen)
         if share >= UNUSUAL or not (negative and self.domain.negatives):
             return Verdict(share, noun=self.domain.noun)

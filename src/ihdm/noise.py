@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ihdm.constant import rows
+from ihdm.errors import UsageError
 from ihdm.settings import whole
 
 PRIOR_CHOICE = 0  # the step at which an image picks its prior component; others are 1, 2, ..., K + 1
@@ -47,7 +48,7 @@ class Noise(Protocol):
 class SeededNoise:
     """eps for the rows of a batch; row b belongs to the image numbered `images[b]`.
 
-    images: int64 tensor (B,), on the device where the noise is wanted; equal numbers give equal noise.
+    images: whole numbers in a tensor (B,), on the device where the noise is wanted; equal ones give equal noise.
     shape: (C, *grid) of one image.
     """
 
@@ -57,6 +58,9 @@ class SeededNoise:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", whole("seed", self.seed))
+        if self.images.is_floating_point():
+            raise UsageError(f"images must be whole numbers, such as torch.arange(8), not {self.images.dtype}")
+        object.__setattr__(self, "images", self.images.long())  # keys have 64 bits
 
     def __call__(self, k: Tensor | int) -> Tensor:
         """Standard normal eps of shape (B, *shape), float32, by the Box-Muller transform."""

@@ -18,6 +18,7 @@ from ihdm.familiar import Familiar, Verdict
 from ihdm.judgement import Judge
 from ihdm.noise import SeededNoise
 from ihdm.processes import Process, restoring
+from ihdm.processes.linear import LEAST_SIGMA
 from ihdm.progress import progress_bar
 from ihdm.restoration import Guided, Observation, Restored, observe
 from ihdm.sampler import States, chain, last, reverse_step
@@ -44,9 +45,14 @@ class Restorer:
         return own.with_sampling(**restoring(own).restored_by).with_sampling(**sampling)
 
     def judge(self) -> Judge:
-        """The network as a judge of blurs and images."""
-        model, runner = self.model, self.model.runner(self.execution)
-        quickly = restoring(model.process).judged_by
+        """The network as a judge of blurs and images, by exact steps, which a model without noise lacks."""
+        blurs = restoring(self.model.process)
+        if blurs.sigma < LEAST_SIGMA:
+            raise UsageError(
+                "a model without noise (process.sigma below 1e-6) cannot judge images: restoring needs the width of "
+                "the blur (--blur-width, or blur_width in Python), and calibrating needs a model with noise"
+            )
+        model, runner, quickly = self.model, self.model.runner(self.execution), blurs.judged_by
         few = {"steps": min(quickly["steps"], model.process.K)} if "steps" in quickly else {}
         process = model.process.with_sampling(**quickly | few)
         size = runner.size(JUDGED_AT_A_TIME)
@@ -74,8 +80,8 @@ class Restorer:
 
     def verdict(self, seen: Observation) -> Verdict:
         """Whether a blurred image looks like those that the model knows."""
-        if self.model.familiar is not None and self.familiar is None:
-            return Verdict(None, noun=self.model.config.domain.noun, outdated=True)
+        if self.familiar is None:
+            return Verdict(None, noun=self.model.config.domain.noun, outdated=self.model.familiar is not None)
         return self.judge().verdict(self.familiar, seen)
 
     @property

@@ -47,6 +47,11 @@ def build_network(config: Described, checkpoint: bool = False) -> nn.Module:
             f"the forward of network {NETWORKS.kind(config.network)} requires {', '.join(_demanded(network))}; it must "
             f"work with a state and its level alone: make the condition optional, forward(u, k, condition=None)"
         )
+    if not any(weight.requires_grad for weight in network.parameters()):
+        raise UsageError(
+            f"the network {NETWORKS.kind(config.network)} has nothing to learn: its from_settings must make it with at "
+            f"least one parameter (torch.nn.Parameter) that takes a gradient"
+        )
     network.checkpoint = checkpoint
     return network
 

@@ -306,6 +306,11 @@ class InverseHeat(Diagonal):
 
     def start(self, noise: SeededNoise | InterpolatedNoise) -> Tensor:
         """u_K = F(t_K) u_0 + noise, where each row chooses its own training image u_0."""
+        if self.prior is None:
+            raise UsageError(
+                "a process without a prior draws no starts: give it one, prior=Prior.from_images(...), or start the "
+                "chain at a u_K of your own"
+            )
         return self.near(noise.choice(len(self.prior)), noise(self.K + 1))
 
     def near(self, index: Tensor, eps: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def unknown_widths(lab: Lab, model: Model) -> dict[str, dict[str, float]]:
         low, high = seen["found"].interval or (seen["found"].width,) * 2
         loss = [close["true"] - close[way] for way in ("found", "spectrum")]
         error = abs(seen["found"].width / width - 1)
-        unusual = judge.verdict(familiar, seen["found"], negative=False).unusual
+        unusual = familiar is not None and judge.verdict(familiar, seen["found"], negative=False).unusual
         within = [x <= CLOSE for x in loss]
         rows[name].append([*within, low <= width <= high, unusual, error, *loss])
     shares = "within_1_dB", "within_1_dB_by_spectrum", "interval_covers", "flagged_wrongly"

@@ -19,6 +19,7 @@ from ihdm.verbs.words import (
     Source,
     check_count,
     check_outputs,
+    make_folders,
     write_json,
 )
 
@@ -87,6 +88,7 @@ def evaluate(
     file = find_inception(inception) if needs_inception(metrics, domain) else None
     images = evaluation.images_for(loaded, data, resize, label, model)
     check_images(metrics, n, images, split, allow_few)
+    make_folders(figures)
     with workers.together() as team:
         own = team.device(place)
         network = Inception(file, convention).to(own) if file else None

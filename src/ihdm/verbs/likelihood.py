@@ -16,6 +16,7 @@ from ihdm.verbs.words import (
     Source,
     check_count,
     check_outputs,
+    make_folders,
     write_json,
 )
 
@@ -77,6 +78,7 @@ def likelihood(
             f"{data} has no images in its {split} split, and none were held out in training; --split train uses images "
             f"that the model was trained on"
         )
+    make_folders(figures)
     with workers.together() as team:
         found = evaluation.likelihood(
             placed(loaded, team.device(place)),

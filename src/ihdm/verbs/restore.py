@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from ihdm.errors import UsageError
-from ihdm.verbs.words import AS_THE_MODEL_HAS_IT, AS_USUAL, Computing, HowToSample, ModelName, check_count, check_folder
+from ihdm.verbs.words import (
+    AS_THE_MODEL_HAS_IT,
+    AS_USUAL,
+    Computing,
+    HowToSample,
+    ModelName,
+    check_count,
+    check_folder,
+    make_folders,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -130,6 +139,7 @@ def _write(found: Restored, given: Tensor, domain: Domain, out: Path) -> None:
     """Write the input and each sample to a file, and all of them to one picture."""
     from ihdm import pictures
 
+    make_folders(out)
     named = {"input": given} | {f"{i:02d}": sample for i, sample in enumerate(found.images)}
     paths = {out / f"{name}{domain.suffix}": one for name, one in named.items()}
     parts = {"input": given[None], "samples": found.images, "mean": found.mean[None]}

@@ -20,6 +20,7 @@ from ihdm.verbs.words import (
     check_count,
     check_file,
     check_folder,
+    make_folders,
 )
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def sample(
         team.agree(True)  # all processes have checked the folders before one fills them
         placed(loaded, team.device(place))
         options["execution"] = computing.execution(place, loaded.config.shape, team.main)
+        make_folders(out, *(path.parent for path in (grid, gif) if path))
         if grid or out:
             images = _make(loaded, team, n, seed, out, grid is not None, label, options)
         if not team.main:
@@ -145,7 +147,7 @@ def _in_turn(labels: Sequence[str], numbers: range) -> list[str] | None:
 
 
 def _check_outputs(grid: Path | None, gif: Path | None, out: Path | None) -> None:
-    """Refuse what cannot be written, and create the folders, before anything is computed."""
+    """Refuse what cannot be written, before anything is computed."""
     if grid and grid.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff"):
         raise UsageError(f"--grid takes the name of a picture, such as samples.png, not {grid}")
     if gif and gif.suffix.lower() != ".gif":
@@ -154,5 +156,5 @@ def _check_outputs(grid: Path | None, gif: Path | None, out: Path | None) -> Non
     check_file(gif, "--gif")
     if out:
         check_folder(out)
-    if out and any(out.iterdir()):
+    if out and out.exists() and any(out.iterdir()):
         raise UsageError(f"--out takes an empty folder, so that old and new images do not mix; {out} is not empty")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import shlex
+import shutil
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -113,20 +115,36 @@ def with_data(config: Config, data: str | None) -> Config:
 
 
 def check_folder(folder: Path) -> None:
-    """Create a folder, and refuse one that cannot be written to, before anything is computed."""
-    if folder.exists() and not folder.is_dir():
+    """Refuse a folder that cannot be created or written to, before anything is computed.
+
+    It is created when there is something to put into it, so that a command that is refused leaves nothing behind.
+    """
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise IhdmError(f"{folder} is a file, not a folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:  # a parent is read-only, or a file
-        why = error.strerror or type(error).__name__
-        raise IhdmError(f"the folder {folder} cannot be created ({why}); give another one") from error
-    if not os.access(folder, os.W_OK):
+    if not os.path.exists(folder):
+        try:
+            _try_to_create(folder)
+        except OSError as error:  # a parent is read-only, or a file
+            why = error.strerror or type(error).__name__
+            raise IhdmError(f"the folder {folder} cannot be created ({why}); give another one") from error
+    elif not os.access(folder, os.W_OK):
         raise IhdmError(f"the folder {folder} cannot be written to; change its permissions, or give another one")
 
 
+def _try_to_create(folder: Path) -> None:
+    """Fail as the system would, but leave nothing: each new name is tried in a folder that is removed again."""
+    present = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
+    trial = present / f".{secrets.token_hex(8)}"
+    trial.mkdir()
+    try:
+        for name in folder.relative_to(present).parts:
+            (trial / name).mkdir(exist_ok=True)
+    finally:
+        shutil.rmtree(trial)
+
+
 def check_new_folder(folder: Path, what: str) -> None:
-    """Refuse a folder that has something in it; create the one that it will lie in."""
+    """Refuse a folder that has something in it, or that cannot be created."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir()) or real(folder) == Path.cwd()):
         raise UsageError(f"{folder} exists; give the name of a new folder for the {what}")
     check_folder(folder.absolute().parent)
@@ -138,7 +156,7 @@ def check_count(n: int, option: str = "--n") -> None:
 
 
 def check_file(path: Path | None, option: str) -> None:
-    """If a file is wanted, create its folder, and refuse one that cannot be written, before anything is computed."""
+    """If a file is wanted, refuse one that cannot be written, before anything is computed."""
     if path is None:
         return
     if path.is_dir():
@@ -155,7 +173,14 @@ def check_outputs(json: Path | None, figures: Path | None) -> None:
         check_folder(figures)
 
 
+def make_folders(*folders: Path | None) -> None:
+    """Create those that are wanted, once nothing is left to be refused."""
+    for folder in filter(None, folders):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
 def write_json(path: Path, tree: dict[str, Any]) -> None:
+    make_folders(path.parent)
     path.write_text(json.dumps(tree, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
