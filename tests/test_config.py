@@ -165,6 +165,39 @@ def test_exact_steps_need_noise_and_the_heat_equation(word):
         Config().with_settings(["sampling.sampler=exact", word])
 
 
+@pytest.mark.parametrize(
+    ("preset", "words", "expected"),
+    [
+        ("digits", ["sampling.delta_ratio=1.5"], {"sampler": "paper", "steps": None, "delta_ratio": 1.5}),
+        ("digits", ["sampling.sampler=paper"], {"sampler": "paper", "steps": None}),
+        ("digits", ["sampling.eta=0"], {"sampler": "exact", "steps": 25, "eta": 0}),
+        ("mnist", ["sampling.order=1", "sampling.steps=9"], {"sampler": "exact", "steps": 9, "order": 1}),
+        ("mnist", ["process.kind=soft", "sampling.eta=0.3"], {"sampler": "exact", "eta": 0.3}),
+        ("digits", ["process.kind=soft", "sampling.steps=9"], {"sampler": "momentum", "steps": 9}),
+        ("digits-growing", ["sampling.eta=0.3"], {"steps": 25, "eta": 0.3}),
+    ],
+)
+def test_a_setting_that_only_one_sampler_has_chooses_it(preset, words, expected):
+    """As `Model.sample(delta_ratio=1.5)` does."""
+    assert vars(load_config(preset, words).sampling).items() >= expected.items()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["sampling.sampler=exact", "sampling.delta_ratio=1"],
+            "delta_ratio is for the sampler 'paper', not for 'exact'",
+        ),
+        (["sampling.eta=0", "sampling.delta_ratio=1"], "eta is for the sampler 'exact', not for 'paper'"),
+        (["process.kind=soft", "sampling.sampler=momentum", "sampling.eta=0"], "not for 'momentum'"),
+    ],
+)
+def test_a_setting_of_another_sampler_than_the_one_asked_for_is_refused(words, message):
+    with pytest.raises(UsageError, match=message):
+        load_config("digits", words)
+
+
 def test_another_process_has_settings_of_its_own():
     """What was changed of those that both have is kept; sampling starts afresh."""
     changed = Config().with_settings(["process.K=50", "process.sigma=0.02", "sampling.delta_ratio=2"])
