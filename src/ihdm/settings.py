@@ -12,7 +12,7 @@ import math
 import operator
 import reprlib
 from collections.abc import Mapping
-from dataclasses import field, fields, replace
+from dataclasses import Field, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -22,6 +22,7 @@ from ihdm.errors import UsageError
 AUTO = "auto"  # how None, "choose for me", is written
 MOST = 2**63  # no number may be larger
 LONGEST = 16  # at most so many numbers in a setting that takes several
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}  # for the types of values
 
 
 def setting(
@@ -29,6 +30,32 @@ def setting(
 ) -> Any:
     """A field with a line of help and the range it must lie in."""
     return field(default=default, metadata={"about": about, "least": least, "above": above, "most": most})
+
+
+def check_class(cls: Any, name: str) -> None:
+    """Refuse a class of settings, in words that use its name, whose values could not be listed, read and checked."""
+    if not is_dataclass(cls) or any(isinstance(value, Field) for value in vars(cls).values()):
+        raise UsageError(f"{name} is not a dataclass; write @dataclass(frozen=True) above it")
+    hints = get_type_hints(cls)
+    for f in fields(cls):
+        if "about" not in f.metadata:
+            raise UsageError(
+                f"{name}.{f.name} is not made by setting(...); write {f.name}: TYPE = setting(DEFAULT, "
+                f"'what it is about')"
+            )
+        if not _is_readable(hints[f.name]):
+            raise UsageError(
+                f"{name}.{f.name} is of type {f.type}; a setting is of type int, float, bool, str or Literal, or a "
+                f"tuple of one of these such as tuple[int, ...], and with `| None` it may also be None"
+            )
+
+
+def _is_readable(kind: Any) -> bool:
+    """Whether `_converted` knows a type."""
+    inner = [option for option in get_args(kind) if option is not NoneType]
+    if get_origin(kind) in (Union, UnionType):
+        return len(inner) == 1 and _is_readable(inner[0])
+    return _is_readable(inner[0]) if get_origin(kind) is tuple else get_origin(kind) is Literal or kind in WORDS
 
 
 SettingsType = TypeVar("SettingsType")
@@ -130,8 +157,7 @@ def _converted(name: str, kind: Any, value: Any) -> Any:
         number = _number(value)
         if number is not None and (kind is float or number == number // 1):
             return kind(number)
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    raise UsageError(f"{name} must be {words[kind]}, not {value!r}")
+    raise UsageError(f"{name} must be {WORDS[kind]}, not {value!r}")
 
 
 def _converted_tuple(name: str, kind: Any, value: Any) -> tuple[int, ...]:
