@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -55,8 +56,11 @@ class Labels:
             raise UsageError(f"give one label for all images, or one for each of {n}, not {len(given)}")
         if not isinstance(given, Tensor):
             return torch.tensor([self.number(label) for label in given], dtype=torch.long)
-        if given.is_floating_point() or bool(((given < 0) | (given > self.none)).any()):
-            raise UsageError(f"a tensor of labels holds whole numbers from 0 to {self.none}, which stands for no label")
+        if given.ndim != 1 or given.is_floating_point() or bool(((given < 0) | (given > self.none)).any()):
+            raise UsageError(
+                f"a tensor of labels holds a whole number for each image, from 0 to {self.none}, which stands for no "
+                f"label; not {reprlib.repr(given.tolist())}"
+            )
         return given.long()
 
     def drawn(self, noise: SeededNoise) -> Tensor:

@@ -111,8 +111,8 @@ class Model(nn.Module):
         first: the number i of the first image. labels: a name or number for all images, or one for each. If the model
         knows labels and none are given, they are drawn (by the seed and i) in the proportions of the training set.
         guidance: 1 is the network's own answer; more makes images more like their label, and 0 ignores labels. If the
-        model has a weaker network, more leads farther away from that one's answer (`guided_by`). condition: what your
-        own network is told about each image, (n, ...). execution: how it is computed.
+        model has a weaker network, more leads farther away from that one's answer (`guided_by`). condition: instead of
+        labels, what your own network is told about each image, (n, ...). execution: how it is computed.
         All other options are sampling settings of the process, such as steps and eta.
         """
         batches = self._batches(n, seed, **options)
@@ -142,10 +142,7 @@ class Model(nn.Module):
     ) -> Iterator[Tensor]:
         """The images in [0, 1], on the model's device. All batches have one size, so one recorded step serves all."""
         n, first = whole("n", n, 0), whole("first", first, 0)
-        if condition is None:
-            condition = self.told(torch.arange(first, first + n), seed, labels)
-        elif len(condition) != n:
-            raise ValueError(f"a condition has one row for each of the {n} images, not {len(condition)} rows")
+        condition = self._condition(condition, torch.arange(first, first + n), seed, labels)
         process, runner = self.process.with_sampling(**sampling), self.runner(execution)
         size = runner.size(n)
         numbers = torch.arange(first, first + size, device=self.device)
@@ -172,6 +169,21 @@ class Model(nn.Module):
         if not known:
             raise UsageError("the model knows no labels, so none can be asked for; train one with data.labels=true")
         return known.numbers(labels, len(numbers))
+
+    def _condition(
+        self, given: Tensor | None, numbers: Tensor, seed: int = 0, labels: Given | None = None
+    ) -> Tensor | None:
+        """What the network is told about the images with the given numbers: a condition, checked, or else `told`."""
+        if given is None:
+            return self.told(numbers, seed, labels)
+        if labels is not None:
+            raise UsageError("give labels or a condition, not both: a condition takes the place of labels")
+        if given.shape[:1] != numbers.shape:
+            raise UsageError(
+                f"a condition has one row for each of the {len(numbers)} images, and this one has the shape "
+                f"{tuple(given.shape)}"
+            )
+        return self.config.labels.numbers(given, len(numbers)) if self.config.labels else given
 
     def guidance(self, given: float | None = None) -> float:
         """The strength of guidance, by default the model's own. One that is invalid or has no effect is refused."""
@@ -233,7 +245,7 @@ class Model(nn.Module):
     ) -> States:
         """(k, u_k), k from K to 0: the path to the images that `sample` returns, in one batch, on the CPU."""
         n = whole("n", n, 0)
-        condition = self.told(torch.arange(n), seed, labels) if condition is None else condition
+        condition = self._condition(condition, torch.arange(n), seed, labels)
         numbers = torch.arange(n, device=self.device)
         noise = SeededNoise(seed, numbers * 0 if same_noise else numbers, self.config.shape)
         u_K = self.start(numbers * 0 if same_start else numbers, seed, None if same_start else condition, **sampling)
@@ -246,6 +258,7 @@ class Model(nn.Module):
 
         told: their labels. Then starts are drawn from training images with the same labels.
         """
+        told = None if told is None else self._condition(told, numbers)
         return self.process.with_sampling(**sampling).start(self.noise(numbers, seed, told))
 
     def noise(self, numbers: Tensor, seed: int = 0, told: Tensor | None = None) -> SeededNoise:
@@ -273,8 +286,8 @@ class Model(nn.Module):
         Without labels none are drawn, because the numbers of the images are not known here.
         """
         process, runner = self.process.with_sampling(**sampling), self.runner(execution)
-        if labels is not None:
-            condition = self.told(torch.arange(len(start)), labels=labels)
+        if condition is not None or labels is not None:
+            condition = self._condition(condition, torch.arange(len(start)), labels=labels)
         told = None if condition is None else condition.to(self.device)
         step = runner.recorded(reverse_step(process, self._guided(runner, guidance), noise), len(start))
         return chain(process, step, start, process.levels(level), told)
