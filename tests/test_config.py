@@ -3,8 +3,11 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import pytest
 
 import ihdm
@@ -20,6 +23,7 @@ from ihdm.config import (
 )
 from ihdm.errors import IhdmError, UsageError
 from ihdm.registry import NETWORKS, PROCESSES
+from ihdm.settings import setting, updated
 
 PAPER = {  # tables 1 and 2 of App. B: K, sigma_B_max, delta, size, multipliers, blocks, lr, attention sizes, ema, batch
     "mnist": (100, 20, 0.0125, 28, (1, 2, 2), 4, 1e-4, (7,), 0.999, 128),
@@ -152,6 +156,26 @@ def test_data_settings_made_in_python_are_checked_like_others():
     ):
         with pytest.raises(UsageError, match=message):
             DataConfig("digits", **wrong)
+
+
+def test_numbers_of_numpy_become_pythons_and_no_others_are_taken():
+    sweep = {"steps": np.int64(7), "lr": np.float32(0.5), "warmup": np.float64(3), "seed": np.uint64(2**63 - 1)}
+    plain = {"steps": 7, "lr": 0.5, "warmup": 3, "seed": 2**63 - 1}
+    config = Config().with_tree({"trainer": sweep, "network": {"attention": [np.int8(1), np.int16(2)]}})
+    found = {name: getattr(config.trainer, name) for name in sweep}
+    assert found == plain and [type(number) for number in found.values()] == [int, float, int, int]
+    assert config_from_toml(config_to_toml(config), "test") == config
+    for wrong in (np.float32(2.5), np.bool_(True), True, np.float64("nan"), np.float32("inf"), 2j, np.array([1, 2])):
+        with pytest.raises(UsageError, match=r"trainer\.steps must be a whole number, not"):
+            Config().with_tree({"trainer": {"steps": wrong}})
+
+
+def test_a_choice_between_numbers_becomes_one_of_pythons():
+    @dataclass(frozen=True)
+    class Choices:
+        order: Literal[1, 2] = setting(1, "one of two")
+
+    assert type(updated(Choices(), {"order": np.int64(2)}).order) is int
 
 
 def test_a_linear_skip_without_noise_is_refused():

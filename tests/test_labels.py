@@ -260,9 +260,13 @@ def test_labels_are_given_by_name_or_number_for_all_or_for_each():
     assert ANIMALS.numbers(["cat", 0], 2).tolist() == ANIMALS.numbers(torch.tensor([2, 0]), 2).tolist() == [2, 0]
     assert Labels(("1", "5"), (1, 1)).numbers(5, 1).tolist() == [1]  # a name that is a number is meant
     assert Labels(("1", "5"), (1, 1)).numbers(torch.tensor([1, 0, 2]), 3).tolist() == [1, 0, 2]  # numbers, 2 for none
+    for one in (np.int64(2), np.uint8(2), torch.tensor(2), np.str_("cat"), [np.int32(2)] * 2, np.array([2, 2])):
+        assert ANIMALS.numbers(one, 2).tolist() == [2, 2]
+    assert Labels(("1", "5"), (1, 1)).numbers(np.int64(5), 1).tolist() == [1]
     with pytest.raises(UsageError, match="unknown label '0'; one of: 1, 5"):
         Labels(("1", "5"), (1, 1)).numbers(0, 1)  # which would be the first, and 1 too
     wrong = {"cta": "did you mean 'cat'", 3: "unknown label '3'", ("cat",): "each of 2, not 1"}
+    wrong |= {np.int64(-1): "unknown label '-1'", True: "unknown label 'True'", torch.tensor(4): "from 0 to 3"}
     for given, words in [
         *wrong.items(),
         (torch.tensor([0, 4]), "from 0 to 3"),

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,7 @@ class Model(nn.Module):
     def guidance(self, given: float | None = None) -> float:
         """The strength of guidance, by default the model's own. One that is invalid or has no effect is refused."""
         guidance = self.config.guidance if given is None else given
-        if not isinstance(guidance, int | float) or not 0 <= guidance <= MOST_GUIDANCE:
+        if not isinstance(guidance, Real) or isinstance(guidance, bool) or not 0 <= guidance <= MOST_GUIDANCE:
             raise UsageError(
                 f"guidance is a number from 0 to {MOST_GUIDANCE}, where 1 is the network's own answer; not {guidance}"
             )
@@ -197,7 +198,7 @@ class Model(nn.Module):
                 "guidance needs labels to guide towards (data.labels=true in training) or a weaker network to guide "
                 "away from (ihdm guide), and the model has neither"
             )
-        return guidance
+        return float(guidance)
 
     def _guided(self, runner: Runner, given: float | None) -> Any:
         guidance = self.guidance(given)
@@ -215,7 +216,7 @@ class Model(nn.Module):
         model = self.sampled()
         model.config = replace(self.config, guide=weaker.config.network, guidance=guidance)
         model.guide = copy.deepcopy(weaker.network).to(next(self.network.parameters()))
-        model.guidance()
+        model.config = replace(model.config, guidance=model.guidance())
         return model
 
     def guided_like(self, folder: Path) -> Model:

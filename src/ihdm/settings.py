@@ -13,6 +13,7 @@ import operator
 import reprlib
 from collections.abc import Mapping
 from dataclasses import Field, field, fields, is_dataclass, replace
+from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -146,14 +147,14 @@ def _converted(name: str, kind: Any, value: Any) -> Any:
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise UsageError(f"{name} must be one of {', '.join(map(repr, get_args(kind)))}, not {value!r}")
-        return value
+        return next(option for option in get_args(kind) if option == value)
     if get_origin(kind) is tuple:
         return _converted_tuple(name, kind, value)
     if kind is bool and str(value).lower() in ("true", "false"):
         return str(value).lower() == "true"
     if kind is str and isinstance(value, (str, Path)):
         return str(value)
-    if kind in (int, float) and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+    if kind in (int, float) and isinstance(value, (Real, str)) and not isinstance(value, bool):
         number = _number(value)
         if number is not None and (kind is float or number == number // 1):
             return kind(number)
@@ -172,12 +173,10 @@ def _converted_tuple(name: str, kind: Any, value: Any) -> tuple[int, ...]:
     return tuple(_converted(name, item, part) for part in items)
 
 
-def _number(value: int | float | str) -> int | float | None:
-    """The number, or None for text that is not a number and for numbers that are too large."""
-    for read in (int, float) if isinstance(value, str) else ():
-        try:
-            value = read(value)
-            break
-        except ValueError:
-            continue
-    return None if isinstance(value, str) or abs(value) > MOST else value
+def _number(value: Any) -> int | float | None:
+    """A plain number, or None for text that is not a number and for numbers that are too large."""
+    for read in (int, float) if isinstance(value, str) else (int if isinstance(value, Integral) else float,):
+        with contextlib.suppress(ValueError):
+            number = read(value)
+            return None if abs(number) > MOST else number
+    return None
