@@ -711,9 +711,9 @@ def test_sigma_zero_is_allowed_with_a_warning(capsys):
 def test_what_a_refusal_advises_is_taken(capsys):
     """The preset takes fewer exact steps than it has levels."""
     main(["info", "digits"])
-    advice = ["--set", "sampling.steps=auto"]
-    refused(["info", "digits", "--set", "sampling.sampler=paper"], 2, " ".join(advice), capsys)
-    main(["info", "digits", "--set", "sampling.sampler=paper", *advice])
+    words, advice = ["--set", "sampling.sampler=paper", "sampling.steps=25"], ["--set", "sampling.steps=auto"]
+    refused(["info", "digits", *words], 2, " ".join(advice), capsys)
+    main(["info", "digits", *words, *advice])
 
 
 def test_info_of_a_preset_and_of_a_model(model, capsys):

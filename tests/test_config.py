@@ -3,8 +3,11 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import pytest
 
 import ihdm
@@ -20,6 +23,7 @@ from ihdm.config import (
 )
 from ihdm.errors import IhdmError, UsageError
 from ihdm.registry import NETWORKS, PROCESSES
+from ihdm.settings import setting, updated
 
 PAPER = {  # tables 1 and 2 of App. B: K, sigma_B_max, delta, size, multipliers, blocks, lr, attention sizes, ema, batch
     "mnist": (100, 20, 0.0125, 28, (1, 2, 2), 4, 1e-4, (7,), 0.999, 128),
@@ -154,6 +158,26 @@ def test_data_settings_made_in_python_are_checked_like_others():
             DataConfig("digits", **wrong)
 
 
+def test_numbers_of_numpy_become_pythons_and_no_others_are_taken():
+    sweep = {"steps": np.int64(7), "lr": np.float32(0.5), "warmup": np.float64(3), "seed": np.uint64(2**63 - 1)}
+    plain = {"steps": 7, "lr": 0.5, "warmup": 3, "seed": 2**63 - 1}
+    config = Config().with_tree({"trainer": sweep, "network": {"attention": [np.int8(1), np.int16(2)]}})
+    found = {name: getattr(config.trainer, name) for name in sweep}
+    assert found == plain and [type(number) for number in found.values()] == [int, float, int, int]
+    assert config_from_toml(config_to_toml(config), "test") == config
+    for wrong in (np.float32(2.5), np.bool_(True), True, np.float64("nan"), np.float32("inf"), 2j, np.array([1, 2])):
+        with pytest.raises(UsageError, match=r"trainer\.steps must be a whole number, not"):
+            Config().with_tree({"trainer": {"steps": wrong}})
+
+
+def test_a_choice_between_numbers_becomes_one_of_pythons():
+    @dataclass(frozen=True)
+    class Choices:
+        order: Literal[1, 2] = setting(1, "one of two")
+
+    assert type(updated(Choices(), {"order": np.int64(2)}).order) is int
+
+
 def test_a_linear_skip_without_noise_is_refused():
     with pytest.raises(UsageError, match="identity"):
         Config().with_settings(["process.skip=linear", "process.sigma=0"])
@@ -163,6 +187,39 @@ def test_a_linear_skip_without_noise_is_refused():
 def test_exact_steps_need_noise_and_the_heat_equation(word):
     with pytest.raises(UsageError, match="exact steps need"):
         Config().with_settings(["sampling.sampler=exact", word])
+
+
+@pytest.mark.parametrize(
+    ("preset", "words", "expected"),
+    [
+        ("digits", ["sampling.delta_ratio=1.5"], {"sampler": "paper", "steps": None, "delta_ratio": 1.5}),
+        ("digits", ["sampling.sampler=paper"], {"sampler": "paper", "steps": None}),
+        ("digits", ["sampling.eta=0"], {"sampler": "exact", "steps": 25, "eta": 0}),
+        ("mnist", ["sampling.order=1", "sampling.steps=9"], {"sampler": "exact", "steps": 9, "order": 1}),
+        ("mnist", ["process.kind=soft", "sampling.eta=0.3"], {"sampler": "exact", "eta": 0.3}),
+        ("digits", ["process.kind=soft", "sampling.steps=9"], {"sampler": "momentum", "steps": 9}),
+        ("digits-growing", ["sampling.eta=0.3"], {"steps": 25, "eta": 0.3}),
+    ],
+)
+def test_a_setting_that_only_one_sampler_has_chooses_it(preset, words, expected):
+    """As `Model.sample(delta_ratio=1.5)` does."""
+    assert vars(load_config(preset, words).sampling).items() >= expected.items()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["sampling.sampler=exact", "sampling.delta_ratio=1"],
+            "delta_ratio is for the sampler 'paper', not for 'exact'",
+        ),
+        (["sampling.eta=0", "sampling.delta_ratio=1"], "eta is for the sampler 'exact', not for 'paper'"),
+        (["process.kind=soft", "sampling.sampler=momentum", "sampling.eta=0"], "not for 'momentum'"),
+    ],
+)
+def test_a_setting_of_another_sampler_than_the_one_asked_for_is_refused(words, message):
+    with pytest.raises(UsageError, match=message):
+        load_config("digits", words)
 
 
 def test_another_process_has_settings_of_its_own():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -152,6 +153,16 @@ def test_a_folder_keeps_the_weaker_network_and_the_guidance(guided, model, tmp_p
     assert not (tmp_path / GUIDE).exists() and Model.from_pretrained(tmp_path).guide is None
 
 
+def test_the_guidance_may_be_a_number_of_numpy(guided, model, weaker, tmp_path):
+    expected = guided.sample(2, guidance=1.5)
+    for strength in (np.float32(1.5), np.float64(1.5)):
+        assert guided.sample(2, guidance=strength).equal(expected)
+    for name, strength in (("float", 2.0), ("numpy", np.float32(2)), ("whole", np.int64(2))):
+        model.guided_by(weaker, strength).save_pretrained(tmp_path / name)
+    configs = [(tmp_path / name / "config.json").read_text() for name in ("float", "numpy", "whole")]
+    assert configs == configs[:1] * 3
+
+
 def test_a_bound_and_restoring_do_without(guided, model, tiny_images):
     plain, other = (m.restore(tiny_images.held_out[0] / 255, 2, blur_width=2.0).images for m in (model, guided))
     assert plain.equal(other)
@@ -192,7 +203,7 @@ def test_only_a_model_of_the_same_process_and_data_is_a_weaker_one(model, weaker
     larger = replace(tiny_images, train=torch.zeros(4, 1, 12, 12).byte(), held_out=torch.zeros(0, 1, 12, 12).byte())
     with pytest.raises(UsageError, match="same kind of data: 8x8 in grey, not 12x12"):
         model.guided_by(random_model(tiny_config, larger, 1), 2.0)
-    for guidance in (-1, 101, float("nan"), float("inf"), "2"):
+    for guidance in (-1, 101, float("nan"), float("inf"), "2", None, True):
         with pytest.raises(UsageError, match="guidance is a number from 0"):
             model.guided_by(weaker, guidance)
     with pytest.raises(UsageError, match=r"or a weaker network to guide away from .* has neither"):

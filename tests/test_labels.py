@@ -260,10 +260,18 @@ def test_labels_are_given_by_name_or_number_for_all_or_for_each():
     assert ANIMALS.numbers(["cat", 0], 2).tolist() == ANIMALS.numbers(torch.tensor([2, 0]), 2).tolist() == [2, 0]
     assert Labels(("1", "5"), (1, 1)).numbers(5, 1).tolist() == [1]  # a name that is a number is meant
     assert Labels(("1", "5"), (1, 1)).numbers(torch.tensor([1, 0, 2]), 3).tolist() == [1, 0, 2]  # numbers, 2 for none
+    for one in (np.int64(2), np.uint8(2), torch.tensor(2), np.str_("cat"), [np.int32(2)] * 2, np.array([2, 2])):
+        assert ANIMALS.numbers(one, 2).tolist() == [2, 2]
+    assert Labels(("1", "5"), (1, 1)).numbers(np.int64(5), 1).tolist() == [1]
     with pytest.raises(UsageError, match="unknown label '0'; one of: 1, 5"):
         Labels(("1", "5"), (1, 1)).numbers(0, 1)  # which would be the first, and 1 too
     wrong = {"cta": "did you mean 'cat'", 3: "unknown label '3'", ("cat",): "each of 2, not 1"}
-    for given, words in [*wrong.items(), (torch.tensor([0, 4]), "from 0 to 3"), (torch.ones(2), "whole numbers")]:
+    wrong |= {np.int64(-1): "unknown label '-1'", True: "unknown label 'True'", torch.tensor(4): "from 0 to 3"}
+    for given, words in [
+        *wrong.items(),
+        (torch.tensor([0, 4]), "from 0 to 3"),
+        (torch.ones(2), "a whole number for each"),
+    ]:
         with pytest.raises(UsageError, match=words):
             ANIMALS.numbers(given, 2)
 
@@ -470,6 +478,41 @@ def test_a_path_is_told_what_it_is_given_and_nothing_else(model):
     told = last(model.path(start, noise, labels="right", guidance=4.0))
     torch.testing.assert_close(told.clamp(0, 1), model.sample(4, labels="right", guidance=4.0), atol=1e-5, rtol=0)
     assert not told.allclose(plain, atol=1e-3)
+
+
+def ways_to_ask(model):
+    """Everything that makes images of a label or a condition, two at a time."""
+    numbers = torch.arange(2)
+    noise, start = model.noise(numbers), model.start(numbers)
+    return {
+        "sample": lambda **told: model.sample(2, **told),
+        "sample_batches": lambda **told: list(model.sample_batches(2, **told)),
+        "trajectory": lambda **told: list(model.trajectory(2, **told)),
+        "trajectory from one start": lambda **told: list(model.trajectory(2, same_start=True, **told)),
+        "path": lambda **told: list(model.path(start, noise, **told)),
+    }
+
+
+def test_labels_and_a_condition_are_not_given_together(model):
+    for ask in ways_to_ask(model).values():
+        with pytest.raises(UsageError, match="give labels or a condition, not both"):
+            ask(condition=torch.tensor([1, 2]), labels="right")
+
+
+def test_a_condition_of_a_model_with_labels_holds_their_numbers(model):
+    """0 to 2, or 3 for no label, one for each image; any other number would be an answer to nothing."""
+    ways = ways_to_ask(model) | {"start": lambda condition: model.start(torch.arange(2), told=condition)}
+    wrong = [torch.tensor([1, 4]), torch.tensor([-1, 1]), torch.tensor([0.0, 1.0]), torch.tensor([[0], [1]])]
+    for ask in ways.values():
+        for condition in wrong:
+            with pytest.raises(
+                UsageError, match="a whole number for each image, from 0 to 3, which stands for no label"
+            ):
+                ask(condition=condition)
+        for condition in (torch.tensor([1]), torch.tensor(1), torch.tensor([1, 1, 1])):
+            with pytest.raises(UsageError, match="one row for each of the 2 images, and this one has the shape"):
+                ask(condition=condition)
+    assert model.sample(2, condition=torch.tensor([0, 3])).isfinite().all()
 
 
 def test_a_model_that_knows_labels_restores_and_bounds_without(model, tiny_images):

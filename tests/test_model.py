@@ -75,8 +75,14 @@ def test_numbers_that_are_not_whole_are_refused_in_words(given, message, model):
             list(call(**given))
 
 
-def test_numpys_whole_numbers_will_do(model):
+def test_numpys_numbers_will_do(model, tmp_path):
     assert model.sample(np.int64(2), seed=np.int64(3)).equal(model.sample(2, seed=3))
+    plain = model.sampled(sampler="exact", steps=4, eta=0.5, corrected=True)
+    sampled = model.sampled(sampler=np.str_("exact"), steps=np.int64(4), eta=np.float32(0.5), corrected=np.bool_(True))
+    for name, one in (("plain", plain), ("numpy", sampled)):
+        one.save_pretrained(tmp_path / name)
+    assert (tmp_path / "plain" / "config.json").read_text() == (tmp_path / "numpy" / "config.json").read_text()
+    assert [type(value) for value in vars(sampled.config.sampling).values()] == [int, str, float, float, int, bool]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -9,15 +9,17 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 
 import ihdm
 from ihdm import cli, evaluation, memory
+from ihdm.config import setting_rows
 from ihdm.data import ImageSet
 from ihdm.errors import UsageError
 from ihdm.execution import Execution
@@ -27,6 +29,7 @@ from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network
 from ihdm.processes import Process
 from ihdm.registry import NETWORKS, PROCESSES
+from ihdm.settings import setting
 from ihdm.trainer import Trainer
 
 ROOT = Path(__file__).parent.parent
@@ -238,7 +241,6 @@ def test_tied_weights_and_what_is_no_float_are_saved_as_they_are(example, tiny_c
 
 def test_another_kind_keeps_what_it_can_of_the_settings(example, tiny_config):
     """The preset's K, but nothing that is out of range, or of another type, for its own setting of that name."""
-    from ihdm.settings import setting
 
     class Short(example.Fading):
         @dataclass(frozen=True)
@@ -249,6 +251,49 @@ def test_another_kind_keeps_what_it_can_of_the_settings(example, tiny_config):
     PROCESSES.register("short")(Short)
     assert tiny_config.with_settings(["process.kind=fading"]).process.K == 10
     assert tiny_config.with_settings(["process.kind=short"]).process == Short.Settings(5, 0.5, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"K": (int, 10)}, r"Odd\.\w+\.K is not made by setting\(\.\.\.\); write K: TYPE = setting\("),
+        ({"K": (int, field())}, r"\.K is not made by setting"),
+        ({"K": (int, setting(1, "x")), "m": (list, field(default_factory=list))}, r"\.m is not made by setting"),
+        (
+            {"widths": (list[int], setting((), "widths"))},
+            r"\.widths is of type list\[int\]; a setting is of type int, ",
+        ),
+        ({"width": (int | float, setting(1, "width"))}, r"\.width is of type int \| float; "),
+        ({"width": (tuple[list[int], ...], setting((), "width"))}, r"\.width is of type tuple\[list"),
+        ({"width": (tuple, setting((), "width"))}, r"\.width is of type .*tuple"),
+        (None, r"Odd\.\w+ is not a dataclass; write @dataclass\(frozen=True\) above it"),
+    ],
+)
+@pytest.mark.parametrize("part", ["Settings", "Sampling"])
+def test_settings_that_could_not_be_read_are_refused_when_they_are_registered(example, part, fields, message):
+    made = (
+        type(part, (), {}) if fields is None else make_dataclass(part, [(name, *rest) for name, rest in fields.items()])
+    )
+    own = {"Settings": make_dataclass("Settings", [])} | {part: made}
+    with pytest.raises(UsageError, match=message):
+        PROCESSES.register("odd")(type("Odd", (example.Fading,), own))
+    assert "odd" not in PROCESSES
+
+
+def test_settings_that_inherit_must_be_a_dataclass_too(example):
+    class Settings(example.Fading.Settings):
+        more: int = setting(1, "something else")
+
+    with pytest.raises(UsageError, match=r"Odd\.Settings is not a dataclass"):
+        PROCESSES.register("odd")(type("Odd", (example.Fading,), {"Settings": Settings}))
+
+
+def test_settings_of_every_type_that_can_be_read_are_registered(example):
+    kinds = int, float, bool, str, Literal["a", "b"], tuple[int, ...], tuple[float, ...] | None, Literal["a"] | None
+    columns = [(f"s{number}", kind, setting(None, "something")) for number, kind in enumerate(kinds)]
+    settings = make_dataclass("Settings", columns, frozen=True)
+    PROCESSES.register("rich")(type("Rich", (example.Fading,), {"Settings": settings}))
+    assert dict(setting_rows())["process.s0"].startswith("rich: something")
 
 
 def test_the_shared_suites_pass_with_it(tmp_path):

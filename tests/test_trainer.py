@@ -22,8 +22,9 @@ from ihdm import model as model_module
 from ihdm.config import TrainerConfig
 from ihdm.errors import IhdmError, UsageError
 from ihdm.model import Model
+from ihdm.model_folder import CARD, CONFIG, READER, read_config
 from ihdm.optimisation import Adam, FlatAdam, averaging_weight, learning_rate
-from ihdm.run import locked
+from ihdm.run import locked, settings_of
 from ihdm.trainer import Trainer
 from ihdm.training import Training
 
@@ -129,8 +130,33 @@ def test_a_run_that_is_as_far_as_asked_stays_as_it_is(tiny_config, tiny_images, 
     capsys.readouterr()
     trainer = Trainer(config.with_settings([f"trainer.steps={steps}"]), tiny_images, run)
     assert trainer.train() and trainer.step == 6
-    assert capsys.readouterr() == (f"{run} is already at step 6; nothing to do for trainer.steps={steps}\n", "")
+    again = "" if whole else "the model is written again; it samples in the paper's 10 steps, delta 0.0125\n"
+    said = f"{run} is already at step 6; nothing to do for trainer.steps={steps}\n{again}"
+    assert capsys.readouterr() == (said, "")
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_is_done_still_takes_another_way_of_sampling(tiny_config, tiny_images, tmp_path, capsys):
+    """It changes what the model says of its sampling and nothing else, also not what other commands added."""
+    run = train(tiny_config, tiny_images, tmp_path / "run").run
+    model = Model.from_pretrained(run)
+    model.guided_by(model, 1.75).save_pretrained(run / "model")
+    (run / "model" / READER).write_bytes(b"what reads widths")
+    before = {path.name: path.read_bytes() for path in (run / "model").iterdir()}
+    config = tiny_config.with_settings(["sampling.eta=0.5", "sampling.steps=4"])
+    written = "the model is written again; it samples in 4 exact steps, eta 0.5"
+    train(config, tiny_images, run)
+    assert written in capsys.readouterr().out
+    after = {path.name: path.read_bytes() for path in (run / "model").iterdir()}
+    assert set(after) == set(before) and {name for name in after if after[name] != before[name]} == {CONFIG, CARD}
+    found = read_config(run / "model")
+    assert (found.sampling, found.guidance, found.steps) == (config.sampling, 1.75, config.trainer.steps)
+    assert settings_of(run).sampling == config.sampling
+    train(config, tiny_images, run)
+    assert "written again" not in capsys.readouterr().out
+    (run / "model" / CONFIG).write_text("{")
+    train(config, tiny_images, run)
+    assert written in capsys.readouterr().out and read_config(run / "model").sampling == config.sampling
 
 
 def poison(trainer: Trainer, bad: Callable[[int], bool]) -> None:

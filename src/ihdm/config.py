@@ -179,7 +179,10 @@ class Config:
             )
 
     def with_settings(self, settings: Iterable[str]) -> Config:
-        """A copy with `--set` words such as "process.K=50" applied."""
+        """A copy with `--set` words such as "process.K=50" applied.
+
+        A setting that only one sampler has chooses that sampler, as when a model is sampled.
+        """
         tree: dict[str, dict[str, Any]] = {}
         for word in settings:
             name, equals, value = word.partition("=")
@@ -189,6 +192,9 @@ class Config:
             if not dot or section not in vars(self):
                 raise unknown("setting", name, [name for name, _ in setting_rows()])
             tree.setdefault(section, {})[key] = value
+        if "sampling" in tree:
+            sections = self._chosen(tree)
+            tree["sampling"] = PROCESSES.of(sections["process"]).with_sampler(sections["sampling"], tree["sampling"])
         return self.with_tree(tree)
 
     def with_tree(self, tree: Mapping[str, Any]) -> Config:
@@ -197,18 +203,12 @@ class Config:
         If another process or network is chosen, it takes over those of the earlier one's settings that were changed
         from their defaults and that it has too. Another process starts with its own defaults for sampling.
         """
-        sections: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         for name, values in tree.items():
-            if name not in sections:
-                raise unknown("group of settings", name, sections)
+            if name not in vars(self):
+                raise unknown("group of settings", name, vars(self))
             if not isinstance(values, Mapping):
                 raise UsageError(f"{name} is a group of settings, not {values!r}")
-        for name, registry in KINDS.items():
-            kind = tree.get(name, {}).get(KIND, registry.kind(sections[name]))
-            if kind != registry.kind(sections[name]):
-                sections[name] = _carried_over(sections[name], registry[str(kind)].Settings())
-                if registry is PROCESSES:
-                    sections["sampling"] = registry[str(kind)].Sampling()
+        sections = self._chosen(tree)
         process = f"the process {PROCESSES.kind(sections['process'])}"
         owners = {"process": process, "sampling": f"sampling by {process}"}
         owners["network"] = f"the network {NETWORKS.kind(sections['network'])}"
@@ -217,6 +217,17 @@ class Config:
             rest = {key: value for key, value in values.items() if name not in KINDS or key != KIND}
             sections[name] = updated(sections[name], rest, f"{name}.", owners.get(name, ""))
         return Config(**sections)
+
+    def _chosen(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings by section, with those of the process and the network that a tree chooses."""
+        sections: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, registry in KINDS.items():
+            kind = tree.get(name, {}).get(KIND, registry.kind(sections[name]))
+            if kind != registry.kind(sections[name]):
+                sections[name] = _carried_over(sections[name], registry[str(kind)].Settings())
+                if registry is PROCESSES:
+                    sections["sampling"] = registry[str(kind)].Sampling()
+        return sections
 
     def tree(self) -> dict[str, dict[str, Any]]:
         """Nested dicts of plain values, which `with_tree` reads back."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -39,24 +41,30 @@ class Labels:
         """How many they are, and their names, or the first if they are many."""
         return f"{len(self)}: {', '.join(self.names[:SHOWN])}{', ...' * (len(self) > SHOWN)}"
 
-    def number(self, label: str | int) -> int:
+    def number(self, label: str | int | Integral) -> int:
         """The number of a label given by its name or, if no name is a number, by its number."""
         if str(label) in self.names:
             return self.names.index(str(label))
-        if isinstance(label, int) and 0 <= label < len(self) and not any(map(str.isdecimal, self.names)):
-            return label
+        whole = isinstance(label, Integral) and not isinstance(label, bool)
+        if whole and 0 <= int(label) < len(self) and not any(map(str.isdecimal, self.names)):
+            return int(label)
         raise unknown("label", str(label), self.names)
 
     def numbers(self, given: Given, n: int) -> Tensor:
         """Label numbers of n images, (n,), from one label for all or one for each; a tensor holds numbers already."""
-        if isinstance(given, str | int):
+        if isinstance(given, str | int | Integral):
             return torch.full((n,), self.number(given))
+        if isinstance(given, Tensor) and given.ndim == 0:
+            given = given.expand(n)
         if len(given) != n:
             raise UsageError(f"give one label for all images, or one for each of {n}, not {len(given)}")
         if not isinstance(given, Tensor):
             return torch.tensor([self.number(label) for label in given], dtype=torch.long)
-        if given.is_floating_point() or bool(((given < 0) | (given > self.none)).any()):
-            raise UsageError(f"a tensor of labels holds whole numbers from 0 to {self.none}, which stands for no label")
+        if given.ndim != 1 or given.is_floating_point() or bool(((given < 0) | (given > self.none)).any()):
+            raise UsageError(
+                f"a tensor of labels holds a whole number for each image, from 0 to {self.none}, which stands for no "
+                f"label; not {reprlib.repr(given.tolist())}"
+            )
         return given.long()
 
     def drawn(self, noise: SeededNoise) -> Tensor:

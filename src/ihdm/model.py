@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,8 @@ class Model(nn.Module):
         first: the number i of the first image. labels: a name or number for all images, or one for each. If the model
         knows labels and none are given, they are drawn (by the seed and i) in the proportions of the training set.
         guidance: 1 is the network's own answer; more makes images more like their label, and 0 ignores labels. If the
-        model has a weaker network, more leads farther away from that one's answer (`guided_by`). condition: what your
-        own network is told about each image, (n, ...). execution: how it is computed.
+        model has a weaker network, more leads farther away from that one's answer (`guided_by`). condition: instead of
+        labels, what your own network is told about each image, (n, ...). execution: how it is computed.
         All other options are sampling settings of the process, such as steps and eta.
         """
         batches = self._batches(n, seed, **options)
@@ -145,10 +146,7 @@ class Model(nn.Module):
     ) -> Iterator[Tensor]:
         """The images in [0, 1], on the model's device. All batches have one size, so one recorded step serves all."""
         n, first = whole("n", n, 0), whole("first", first, 0)
-        if condition is None:
-            condition = self.told(torch.arange(first, first + n), seed, labels)
-        elif len(condition) != n:
-            raise ValueError(f"a condition has one row for each of the {n} images, not {len(condition)} rows")
+        condition = self._condition(condition, torch.arange(first, first + n), seed, labels)
         process, runner = self.process.with_sampling(**sampling), self.runner(execution)
         size = runner.size(n)
         numbers = torch.arange(first, first + size, device=self.device)
@@ -176,10 +174,25 @@ class Model(nn.Module):
             raise UsageError("the model knows no labels, so none can be asked for; train one with data.labels=true")
         return known.numbers(labels, len(numbers))
 
+    def _condition(
+        self, given: Tensor | None, numbers: Tensor, seed: int = 0, labels: Given | None = None
+    ) -> Tensor | None:
+        """What the network is told about the images with the given numbers: a condition, checked, or else `told`."""
+        if given is None:
+            return self.told(numbers, seed, labels)
+        if labels is not None:
+            raise UsageError("give labels or a condition, not both: a condition takes the place of labels")
+        if given.shape[:1] != numbers.shape:
+            raise UsageError(
+                f"a condition has one row for each of the {len(numbers)} images, and this one has the shape "
+                f"{tuple(given.shape)}"
+            )
+        return self.config.labels.numbers(given, len(numbers)) if self.config.labels else given
+
     def guidance(self, given: float | None = None) -> float:
         """The strength of guidance, by default the model's own. One that is invalid or has no effect is refused."""
         guidance = self.config.guidance if given is None else given
-        if not isinstance(guidance, int | float) or not 0 <= guidance <= MOST_GUIDANCE:
+        if not isinstance(guidance, Real) or isinstance(guidance, bool) or not 0 <= guidance <= MOST_GUIDANCE:
             raise UsageError(
                 f"guidance is a number from 0 to {MOST_GUIDANCE}, where 1 is the network's own answer; not {guidance}"
             )
@@ -188,7 +201,7 @@ class Model(nn.Module):
                 "guidance needs labels to guide towards (data.labels=true in training) or a weaker network to guide "
                 "away from (ihdm guide), and the model has neither"
             )
-        return guidance
+        return float(guidance)
 
     def _guided(self, runner: Runner, given: float | None) -> Any:
         guidance = self.guidance(given)
@@ -206,7 +219,7 @@ class Model(nn.Module):
         model = self.sampled()
         model.config = replace(self.config, guide=weaker.config.network, guidance=guidance)
         model.guide = copy.deepcopy(weaker.network).to(next(self.network.parameters()))
-        model.guidance()
+        model.config = replace(model.config, guidance=model.guidance())
         return model
 
     def guided_like(self, folder: Path) -> Model:
@@ -236,7 +249,7 @@ class Model(nn.Module):
     ) -> States:
         """(k, u_k), k from K to 0: the path to the images that `sample` returns, in one batch, on the CPU."""
         n = whole("n", n, 0)
-        condition = self.told(torch.arange(n), seed, labels) if condition is None else condition
+        condition = self._condition(condition, torch.arange(n), seed, labels)
         numbers = torch.arange(n, device=self.device)
         noise = SeededNoise(seed, numbers * 0 if same_noise else numbers, self.config.shape)
         u_K = self.start(numbers * 0 if same_start else numbers, seed, None if same_start else condition, **sampling)
@@ -249,6 +262,7 @@ class Model(nn.Module):
 
         told: their labels. Then starts are drawn from training images with the same labels.
         """
+        told = None if told is None else self._condition(told, numbers)
         return self.process.with_sampling(**sampling).start(self.noise(numbers, seed, told))
 
     def noise(self, numbers: Tensor, seed: int = 0, told: Tensor | None = None) -> SeededNoise:
@@ -276,8 +290,8 @@ class Model(nn.Module):
         Without labels none are drawn, because the numbers of the images are not known here.
         """
         process, runner = self.process.with_sampling(**sampling), self.runner(execution)
-        if labels is not None:
-            condition = self.told(torch.arange(len(start)), labels=labels)
+        if condition is not None or labels is not None:
+            condition = self._condition(condition, torch.arange(len(start)), labels=labels)
         told = None if condition is None else condition.to(self.device)
         step = runner.recorded(reverse_step(process, self._guided(runner, guidance), noise), len(start))
         return chain(process, step, start, process.levels(level), told)

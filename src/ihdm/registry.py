@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from ihdm.errors import UsageError, unknown
+from ihdm.settings import check_class
 
 Class = TypeVar("Class", bound=type)
 
@@ -45,6 +46,9 @@ class Registry:
             taken = {other: self[other].Settings for other in self if other != name}
             if name in self._places or getattr(cls, "Settings", None) in [None, *taken.values()]:
                 raise ValueError(f"{name!r} needs a name and a dataclass `Settings` that no other {self.what} has")
+            for part in ("Settings", "Sampling"):  # only processes have both
+                if hasattr(cls, part):
+                    check_class(getattr(cls, part), f"{cls.__name__}.{part}")
             self._classes[name] = cls
             return cls
 

@@ -12,7 +12,8 @@ import math
 import operator
 import reprlib
 from collections.abc import Mapping
-from dataclasses import field, fields, replace
+from dataclasses import Field, field, fields, is_dataclass, replace
+from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -22,6 +23,7 @@ from ihdm.errors import UsageError
 AUTO = "auto"  # how None, "choose for me", is written
 MOST = 2**63  # no number may be larger
 LONGEST = 16  # at most so many numbers in a setting that takes several
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}  # for the types of values
 
 
 def setting(
@@ -29,6 +31,32 @@ def setting(
 ) -> Any:
     """A field with a line of help and the range it must lie in."""
     return field(default=default, metadata={"about": about, "least": least, "above": above, "most": most})
+
+
+def check_class(cls: Any, name: str) -> None:
+    """Refuse a class of settings, in words that use its name, whose values could not be listed, read and checked."""
+    if not is_dataclass(cls) or any(isinstance(value, Field) for value in vars(cls).values()):
+        raise UsageError(f"{name} is not a dataclass; write @dataclass(frozen=True) above it")
+    hints = get_type_hints(cls)
+    for f in fields(cls):
+        if "about" not in f.metadata:
+            raise UsageError(
+                f"{name}.{f.name} is not made by setting(...); write {f.name}: TYPE = setting(DEFAULT, "
+                f"'what it is about')"
+            )
+        if not _is_readable(hints[f.name]):
+            raise UsageError(
+                f"{name}.{f.name} is of type {f.type}; a setting is of type int, float, bool, str or Literal, or a "
+                f"tuple of one of these such as tuple[int, ...], and with `| None` it may also be None"
+            )
+
+
+def _is_readable(kind: Any) -> bool:
+    """Whether `_converted` knows a type."""
+    inner = [option for option in get_args(kind) if option is not NoneType]
+    if get_origin(kind) in (Union, UnionType):
+        return len(inner) == 1 and _is_readable(inner[0])
+    return _is_readable(inner[0]) if get_origin(kind) is tuple else get_origin(kind) is Literal or kind in WORDS
 
 
 SettingsType = TypeVar("SettingsType")
@@ -119,19 +147,18 @@ def _converted(name: str, kind: Any, value: Any) -> Any:
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise UsageError(f"{name} must be one of {', '.join(map(repr, get_args(kind)))}, not {value!r}")
-        return value
+        return next(option for option in get_args(kind) if option == value)
     if get_origin(kind) is tuple:
         return _converted_tuple(name, kind, value)
     if kind is bool and str(value).lower() in ("true", "false"):
         return str(value).lower() == "true"
     if kind is str and isinstance(value, (str, Path)):
         return str(value)
-    if kind in (int, float) and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+    if kind in (int, float) and isinstance(value, (Real, str)) and not isinstance(value, bool):
         number = _number(value)
         if number is not None and (kind is float or number == number // 1):
             return kind(number)
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    raise UsageError(f"{name} must be {words[kind]}, not {value!r}")
+    raise UsageError(f"{name} must be {WORDS[kind]}, not {value!r}")
 
 
 def _converted_tuple(name: str, kind: Any, value: Any) -> tuple[int, ...]:
@@ -146,12 +173,10 @@ def _converted_tuple(name: str, kind: Any, value: Any) -> tuple[int, ...]:
     return tuple(_converted(name, item, part) for part in items)
 
 
-def _number(value: int | float | str) -> int | float | None:
-    """The number, or None for text that is not a number and for numbers that are too large."""
-    for read in (int, float) if isinstance(value, str) else ():
-        try:
-            value = read(value)
-            break
-        except ValueError:
-            continue
-    return None if isinstance(value, str) or abs(value) > MOST else value
+def _number(value: Any) -> int | float | None:
+    """A plain number, or None for text that is not a number and for numbers that are too large."""
+    for read in (int, float) if isinstance(value, str) else (int if isinstance(value, Integral) else float,):
+        with contextlib.suppress(ValueError):
+            number = read(value)
+            return None if abs(number) > MOST else number
+    return None

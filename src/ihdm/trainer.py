@@ -37,7 +37,7 @@ from ihdm.execution import Execution
 from ihdm.held_out import by_band, held_out_losses
 from ihdm.metrics.inception import Inception, find_inception
 from ihdm.model import Model
-from ihdm.model_folder import GUIDE, ModelConfig
+from ihdm.model_folder import GUIDE, ModelConfig, read_config
 from ihdm.noise import Purpose, generator, mix_seed
 from ihdm.optimisation import learning_rate
 from ihdm.progress import progress_bar
@@ -244,14 +244,22 @@ class Trainer:
         if self.accelerator.is_main_process:
             self.run.mkdir(parents=True, exist_ok=True)
             replaced_text(self.run / "config.toml", config_to_toml(config))
-        if facts is not None and self._agreed(self.accelerator.is_main_process and not self._model_is_there()):
+        if facts is not None and self._agreed(self.accelerator.is_main_process and not self._model_is_current()):
             model = self.trained_model()
             if self.accelerator.is_main_process:
                 _write_model(self.run, model)
+                self.say(f"the model is written again; it samples in {model.process.sampling_words()}")
         self.accelerator.wait_for_everyone()
 
-    def _model_is_there(self) -> bool:
-        return all((self.run / "model" / name).exists() for name in self.model.file_names())
+    def _model_is_current(self) -> bool:
+        """Whether the model is there and samples as is asked for now."""
+        folder = self.run / "model"
+        if not all((folder / name).exists() for name in self.model.file_names()):
+            return False
+        try:
+            return bool(read_config(folder, guided=False).sampling == self.config.sampling)
+        except IhdmError:
+            return False  # it is damaged, and can be made again
 
     def _warn_of_another_end(self, before: int) -> None:
         settings = self.config.trainer

@@ -236,12 +236,12 @@ class InverseHeat(Diagonal):
             raise UsageError("to leave out levels, exact steps need the spectrum of the data")
         return levels
 
-    def with_sampling(self, **changes: Any) -> InverseHeat:
+    @classmethod
+    def with_sampler(cls, sampling: HeatSampling, changes: dict[str, Any]) -> dict[str, Any]:
         """A change to the paper's steps makes them as many as there are levels, unless their number is given."""
-        changes = self.with_sampler(changes)
-        if self.exact and changes.get("sampler") == "paper":
-            changes = {"steps": None} | changes
-        return super().with_sampling(**changes)
+        changes = super().with_sampler(sampling, changes)
+        to_paper = sampling.sampler == "exact" and changes.get("sampler") == "paper"
+        return {"steps": None} | changes if to_paper else changes
 
     def mean(self, network: Network, u_k: Tensor, k: Tensor) -> Tensor:
         """mu(u_k, k) (Eq. 4), corrected by `hold` if there is one."""

@@ -106,7 +106,8 @@ class Process(ABC):
         """The same process, sampled in another way; settings that it does not have are refused."""
         if not changes:
             return self
-        sampling = updated(self.sampling, self.with_sampler(changes), "sampling.", f"sampling by {self.title}")
+        changes = self.with_sampler(self.sampling, changes)
+        sampling = updated(self.sampling, changes, "sampling.", f"sampling by {self.title}")
         if "steps" in changes and (sampling.steps or 0) > self.K:
             raise UsageError(f"sampling takes at most {self.K} steps, one for each level, not {sampling.steps}")
         other = copy.copy(self)
@@ -114,15 +115,16 @@ class Process(ABC):
         other.levels()  # refuses impossible settings
         return other
 
-    def with_sampler(self, changes: dict[str, Any]) -> dict[str, Any]:
+    @classmethod
+    def with_sampler(cls, sampling: Any, changes: dict[str, Any]) -> dict[str, Any]:
         """The changes with the sampler that they imply: a setting that only one sampler has chooses that sampler."""
-        if not self.samplers or not changes:
+        if not cls.samplers or not changes:
             return changes
-        implied = [sampler for sampler, own in self.samplers.items() if set(own) & set(changes)]
-        sampler = changes.get("sampler", implied[0] if implied else self.sampling.sampler)
+        implied = [sampler for sampler, own in cls.samplers.items() if set(own) & set(changes)]
+        sampler = changes.get("sampler", implied[0] if implied else sampling.sampler)
         for other in implied:
             if other != sampler:
-                names = ", ".join(name for name in self.samplers[other] if name in changes)
+                names = ", ".join(name for name in cls.samplers[other] if name in changes)
                 raise UsageError(f"{names} is for the sampler {other!r}, not for {sampler!r}")
         return changes | {"sampler": sampler}
 
