@@ -28,7 +28,7 @@ class EtaSteps(Steps):
 
     eta: float = setting(1.0, "fresh noise per step: 1 as in the posterior, 0 none", least=0, most=1)
     order: int = setting(1, "2: each step also uses the one before, which is better with few steps", least=1, most=2)
-    corrected: bool = setting(False, "each step corrects the one before: better with few steps, at no evaluation more")
+    corrected: bool = setting(False, "each step corrects the one before: usually better with few steps, and as fast")
 
 
 class Diagonal(Process):

@@ -81,7 +81,7 @@ class HeatSampling(Steps):
     delta_ratio: float = setting(1.25, "paper: noise delta per step, in units of sigma", least=0, most=1e6)
     eta: float = setting(1.0, "exact: fresh noise per step, 1 as in the posterior, 0 none", least=0, most=1)
     order: int = setting(2, "exact: with 2, steps also use the one before, better with few steps", least=1, most=2)
-    corrected: bool = setting(False, "exact: steps correct those before: better with few, at no evaluation more")
+    corrected: bool = setting(False, "exact: steps correct those before: usually better with few, and as fast")
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class HowToSample:
     order: Annotated[int | None, arg(metavar="1|2", help_behavior_hint="")] = None
     """2: each step also uses the one before, which is better with few steps; default: the model's"""
     corrected: Annotated[bool | None, arg(metavar="true|false", help_behavior_hint="")] = None
-    """each step corrects the one before: better with few steps, at no evaluation more; default: the model's"""
+    """each step corrects the one before: usually better with few steps, and as fast; default: the model's"""
     delta_ratio: Annotated[float | None, arg(metavar="RATIO", help_behavior_hint="")] = None
     """noise of the paper's steps, in units of sigma: more adds detail, then noise; default: the model's"""
 
