@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import errno
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,7 +19,6 @@ from typing import Any, TextIO
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from safetensors import SafetensorError
 from torch import Tensor
 from tqdm import tqdm
 
@@ -45,10 +43,9 @@ from ihdm.run import Log, check_run, locked
 from ihdm.stopping import stop_requests
 from ihdm.training import Training
 from ihdm.workers import meet
-from ihdm.writer import Writer
+from ihdm.writer import Writer, advice_on_room
 
 FEEDING_A_GPU = 4  # processes that read a stream fast enough for the CIFAR-10 model on an H200 (docs/reliability.md)
-FULL = {errno.ENOSPC, errno.EDQUOT}  # errors of a full disk or quota
 
 
 class Trainer:
@@ -299,7 +296,7 @@ class Trainer:
             model.network = model.network.cpu()
 
             def write() -> None:
-                with _room_advice(run):
+                with advice_on_room(run):
                     _write_model(run, model)
                     checkpoint.save(run / "checkpoints", snapshot, settings.keep, settings.keep_every)
 
@@ -388,16 +385,3 @@ def _write_model(run: Path, model: Model) -> None:
             except (IhdmError, OSError) as error:
                 print(f"warning: the model is written without its weaker network: {error}", file=sys.stderr)
         model.save_pretrained(folder)
-
-
-@contextlib.contextmanager
-def _room_advice(run: Path) -> Iterator[None]:
-    """If something cannot be written, say so and what to do."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        full = getattr(error, "errno", None) in FULL or "No space left" in str(error)
-        raise IhdmError(
-            f"{run} could not be written to ({error}); what was saved before is intact. "
-            f"{'Free some space' if full else 'Fix that'} and run the same command to continue from there"
-        ) from error

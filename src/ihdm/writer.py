@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import errno
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
+
+from ihdm.errors import IhdmError
+
+FULL = {errno.ENOSPC, errno.EDQUOT}  # errors of a full disk or quota
 
 
 class Writer:
@@ -29,3 +38,16 @@ class Writer:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
+
+
+@contextlib.contextmanager
+def advice_on_room(run: Path) -> Iterator[None]:
+    """If something cannot be written, say so and what to do."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        full = getattr(error, "errno", None) in FULL or "No space left" in str(error)
+        raise IhdmError(
+            f"{run} could not be written to ({error}); what was saved before is intact. "
+            f"{'Free some space' if full else 'Fix that'} and run the same command to continue from there"
+        ) from error
