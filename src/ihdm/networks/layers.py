@@ -248,6 +248,8 @@ def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if slow and kept * length**2 <= MOST_KEPT:
         parts = (tensor.split(max(1, IN_CACHE // length**2)) for tensor in (q, k, v))
         return torch.cat([_written_out(*part) for part in zip(*parts)])
+    if not q.is_cuda and length**2 > IN_CACHE:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # torch writes the whole matrix for other orders
     with sdpa_kernel(BUT_CUDNN) if q.is_cuda and q.requires_grad else contextlib.nullcontext():
         return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
 
