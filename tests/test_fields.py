@@ -368,6 +368,13 @@ def test_parts_that_are_not_connected_have_no_one_colour_to_start_from():
     assert sampled.shape == (2, 1, 4)
 
 
+def test_differences_between_blurs_are_those_of_float32_in_bfloat16_too():
+    cycle = graph.GraphLaplacian(600, [(i, (i + 1) % 600) for i in range(600)])
+    network, u = GraphNet(cycle, 1, 8, 1).eval(), cycle.dissipate(torch.randn(2, 1, 600), 50.0).bfloat16()
+    found, expected = network._details(u).float(), network._details(u.float())
+    assert float((found - expected).norm() / expected.norm()) < 0.005  # rounding of the result alone
+
+
 def test_a_network_is_described_in_words():
     said = [GraphNet.words(GraphNet.Settings(blocks=blocks), mesh_domain()) for blocks in (1, 2)]
     assert ", 1 block, heat along 60 eigenvectors" in said[0] and ", 2 blocks, heat" in said[1]

@@ -19,7 +19,7 @@ from ihdm.constant import Constant
 from ihdm.domains import Domain
 from ihdm.errors import UsageError
 from ihdm.graph import GraphLaplacian
-from ihdm.networks.layers import LabelEmbedding, LevelEmbedding, Norm
+from ihdm.networks.layers import LabelEmbedding, LevelEmbedding, Norm, wide
 from ihdm.settings import setting
 
 MATRIX_MOST = 2048  # up to so many nodes, neighbours are summed by one product with a matrix, which is faster there
@@ -98,11 +98,15 @@ class GraphNet(nn.Module):
         return self.head(self.head_norm([h])[0])
 
     def _details(self, u: Tensor) -> Tensor:
-        """Differences between blurs over 0, 1, 2, 4, ... nodes, scaled to the same size: else the largest hides all."""
-        times = (self.octaves.like(u).square() / 2).log()
-        blurred = [u, *(self.surroundings.heat(u, t.expand(u.shape[1])) for t in times), u.mean(-1, keepdim=True)]
+        """Differences between blurs over 0, 1, 2, 4, ... nodes, scaled to the same size: else the largest hides all.
+
+        Scaling would make the rounding of bfloat16 as large as some of them.
+        """
+        v = wide(u)
+        times = (self.octaves.like(v).square() / 2).log()
+        blurred = [v, *(self.surroundings.heat(v, t.expand(v.shape[1])) for t in times), v.mean(-1, keepdim=True)]
         details = torch.cat([one - other for one, other in zip(blurred, blurred[1:])], 1)
-        return (F.normalize(details.float(), dim=-1) * math.sqrt(u.shape[-1])).to(u.dtype)
+        return (F.normalize(details, dim=-1) * math.sqrt(v.shape[-1])).to(u.dtype)
 
 
 class Block(nn.Module):
