@@ -61,7 +61,7 @@ def our_work(config: ModelConfig, batch: int, device: torch.device) -> tuple[Wor
 
 def execution(config: ModelConfig, device: torch.device) -> Execution:
     """How `ihdm sample` computes."""
-    return Execution(choose_precision("auto", device, config.shape[1] * config.shape[2]))
+    return Execution(choose_precision("auto", device, config.shape[1:]))
 
 
 def build(config: ModelConfig, device: torch.device) -> Model:

@@ -18,23 +18,26 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("native", "pixels", "expected"),
-    [(True, 28 * 28, torch.bfloat16), (True, 8 * 8, torch.float32), (False, 256 * 256, torch.float32)],
+    ("native", "grid", "expected"),
+    [
+        *[(True, (28, 28), torch.bfloat16), (True, (1000,), torch.bfloat16), (False, (256, 256), torch.float32)],
+        *[(True, (8, 8), torch.float32), (True, (16, 16, 16), torch.float32)],
+    ],
 )
-def test_a_cpu_uses_bf16_where_it_pays(monkeypatch, native, pixels, expected):
+def test_a_cpu_uses_bf16_where_it_pays(monkeypatch, native, grid, expected):
     monkeypatch.setattr(engine, "_claims_bf16", lambda: native)
     monkeypatch.setattr(engine, "_survives_bf16", lambda: True)
-    assert choose_precision("auto", CPU, pixels) == expected
-    assert choose_precision("float32", CPU, pixels) == torch.float32
-    assert choose_precision("bf16", CPU, pixels) == torch.bfloat16
+    assert choose_precision("auto", CPU, grid) == expected
+    assert choose_precision("float32", CPU, grid) == torch.float32
+    assert choose_precision("bf16", CPU, grid) == torch.bfloat16
 
 
 def test_a_cpu_that_claims_bf16_and_kills_whoever_uses_it_does_without(monkeypatch):
     monkeypatch.setattr(engine, "_claims_bf16", lambda: True)
     monkeypatch.setattr(engine, "_survives_bf16", lambda: False)
-    assert choose_precision("auto", CPU, 28 * 28) == torch.float32
+    assert choose_precision("auto", CPU, (28, 28)) == torch.float32
     with pytest.raises(UsageError, match="take float32"):
-        choose_precision("bf16", CPU, 28 * 28)
+        choose_precision("bf16", CPU, (28, 28))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system with fork")

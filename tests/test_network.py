@@ -117,8 +117,24 @@ def test_it_computes_in_bfloat16_on_any_grid(grid):
     u, k = torch.randn(3, 1, *grid), torch.tensor([1, 4, 10])
     expected, found = network(u, k), lowered(network, torch.bfloat16)(u, k)
     assert float((found - expected).norm() / expected.norm()) < 0.05
-    found.sum().backward()
-    assert all(bool(weight.grad.isfinite().all()) for weight in network.parameters())
+
+
+@pytest.mark.parametrize("resample", ["pool", "conv"])
+@pytest.mark.parametrize("grid", [(32,), (8,), (8, 8), (9, 2), (8, 8, 8), (2, 3, 9), (5, 3, 1)], ids=str)
+def test_gradients_in_bfloat16_are_those_in_float32(grid, resample):
+    """Those of oneDNN for weights are not, for some shapes; some are written beyond their end."""
+    torch.manual_seed(0)
+    network = UNet(1, 1, 32, (1, 1, 1, 1), 1, (), dropout=0.0, resample=resample, axes=len(grid))
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, std=0.1)
+    u, k, towards = torch.randn(4, 1, *grid), torch.tensor([1, 2, 4, 10]), torch.randn(4, 1, *grid)
+    for _ in range(3):
+        gradients = []
+        for answering in (network, lowered(network, torch.bfloat16)):
+            network.zero_grad()
+            (answering(u, k) * towards).sum().backward()
+            gradients.append(torch.cat([weight.grad.flatten() for weight in network.parameters()]))
+        assert float((gradients[1] - gradients[0]).norm() / gradients[0].norm()) < 0.1
 
 
 @pytest.mark.parametrize("gradients", [False, True])

@@ -7,6 +7,7 @@ import copy
 import ctypes
 import faulthandler
 import gc
+import math
 import os
 import signal
 import sys
@@ -29,7 +30,7 @@ from ihdm.optimisation import LoweredAdam
 Module = TypeVar("Module", bound=nn.Module)
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-LEAST_BF16_PIXELS = 24 * 24  # smaller images are no faster in bfloat16 on a CPU (docs/design.md)
+LEAST_BF16_PIXELS = 24 * 24  # smaller images, and volumes, are no faster in bfloat16 on a CPU (docs/design.md)
 PATIENCE = 10.0  # seconds that a small product may take
 
 
@@ -58,8 +59,8 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 2**30)
 
 
-def choose_precision(name: Precision, device: torch.device, pixels: int) -> torch.dtype:
-    """What the network computes in for images of so many pixels: bfloat16 where it is faster, unless told otherwise.
+def choose_precision(name: Precision, device: torch.device, grid: Sequence[int]) -> torch.dtype:
+    """What the network computes in for data on such a grid: bfloat16 where it is faster, unless told otherwise.
 
     The choice does not depend on timing, so that the same command gives the same result.
     """
@@ -69,8 +70,8 @@ def choose_precision(name: Precision, device: torch.device, pixels: int) -> torc
         return {"float32": torch.float32, "bf16": torch.bfloat16}[name]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    native = device.type == "cpu" and pixels >= LEAST_BF16_PIXELS and _claims_bf16() and _survives_bf16()
-    return torch.bfloat16 if native else torch.float32
+    faster = device.type == "cpu" and len(grid) < 3 and math.prod(grid) >= LEAST_BF16_PIXELS
+    return torch.bfloat16 if faster and _claims_bf16() and _survives_bf16() else torch.float32
 
 
 def _claims_bf16() -> bool:

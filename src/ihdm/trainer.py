@@ -57,7 +57,7 @@ class Trainer:
         self.config, self.images, self.run = config, images, run
         self.inception = self._to_measure_with()
         device = choose_device(config.engine.device)
-        self.precision = choose_precision(config.engine.precision, device, math.prod(images.shape[1:]))
+        self.precision = choose_precision(config.engine.precision, device, images.shape[1:])
         meet("nccl" if device.type == "cuda" else "gloo")
         AcceleratorState._reset_state(reset_partial_state=True)  # left by another run in this process
         self.accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="no")

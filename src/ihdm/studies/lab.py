@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import platform
 import shlex
 import time
@@ -209,7 +208,7 @@ class Lab:
 
     @property
     def precision(self) -> torch.dtype:
-        return choose_precision(self.config.engine.precision, self.device, math.prod(self.images.shape[1:]))
+        return choose_precision(self.config.engine.precision, self.device, self.images.shape[1:])
 
     def model(self) -> Model:
         """The given model; else one trained with the preset, once for all studies."""

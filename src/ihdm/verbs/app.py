@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import math
 from collections.abc import Container
 from typing import Annotated
 
@@ -52,7 +51,7 @@ def app(
     studios: dict[str, Studio] = {}
     for model in models or shipped():
         loaded = placed(Model.from_pretrained(model), place)
-        precise = choose_precision(precision, place, math.prod(loaded.config.shape[1:]))
+        precise = choose_precision(precision, place, loaded.config.shape[1:])
         studios[shown_as(model, studios)] = Studio(loaded, precise)
     serve(studios, host, port, open, allow_host)
 

@@ -89,8 +89,8 @@ def _devices() -> Rows:
         rows[f"cuda:{number}"] = _gpu(number)
     chosen, side = choose_device(), round(LEAST_BF16_PIXELS**0.5)
     small, large = (
-        {torch.float32: "float32", torch.bfloat16: "bf16"}[choose_precision("auto", chosen, pixels)]
-        for pixels in (1, LEAST_BF16_PIXELS)
+        {torch.float32: "float32", torch.bfloat16: "bf16"}[choose_precision("auto", chosen, (width, width))]
+        for width in (1, side)
     )
     smaller = "" if small == large else f", and in {small} for images smaller than {side}x{side}"
     rows["auto"] = f"computes on {chosen.type} in {large}{smaller}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import secrets
 import shlex
@@ -68,7 +67,7 @@ class Computing:
         from ihdm.engine import choose_precision
         from ihdm.execution import Execution
 
-        precision = choose_precision(self.precision, place, math.prod(shape[1:]))
+        precision = choose_precision(self.precision, place, shape[1:])
         return Execution(precision, self.compile, self.batch_size, progress)
 
 
