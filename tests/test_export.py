@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ihdm.cli import main
-from ihdm.errors import IhdmError
+from ihdm.errors import IhdmError, UsageError
 from ihdm.export import archives, folders, graphs
 from ihdm.export.programs import programs, steps
 from ihdm.model import Model
@@ -226,6 +226,13 @@ def test_what_cannot_be_traced_is_refused_in_words(network, reason, tiny_config,
         programs(model)["step"].traced()
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
     assert capfd.readouterr() == ("", "")
+
+
+def test_networks_that_branch_on_levels_are_refused_in_words(tiny_config, tiny_images):
+    config = tiny_config.with_settings(["network.pyramid=5"])
+    model = Model.from_images(ModelConfig.of(config, tiny_images.shape), tiny_images.train)
+    with pytest.raises(UsageError, match=r"network\.pyramid.*train one with network\.pyramid=none"):
+        programs(model)
 
 
 def test_a_program_that_does_something_else_is_not_kept(unet, tmp_path, capsys, monkeypatch):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from ihdm.data.pictures import Array, Pictures, Subset
@@ -193,6 +193,8 @@ def load_picture(name: str, read: Callable[[], Image.Image | Array | None]) -> I
             picture.load()
             ImageOps.exif_transpose(picture, in_place=True)
         return picture
+    except UnidentifiedImageError as error:
+        raise Unreadable(f"{name} is not an image that can be read (its format cannot be told)") from error
     except Exception as error:  # decoders and archives raise many kinds; each is an unreadable image
         raise Unreadable(f"{name} is not an image that can be read ({error})") from error
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
-from ihdm.errors import IhdmError
+from ihdm.errors import IhdmError, UsageError
 from ihdm.labels import Starts
 from ihdm.model import Model
 from ihdm.networks.guidance import beyond, guided_in_programs
@@ -95,6 +95,11 @@ class Program:
 
 def programs(model: Model) -> dict[str, Program]:
     """The programs of a model, by name, in float32 on the CPU."""
+    if any(getattr(settings, "pyramid", ()) for settings in (model.config.network, model.config.guide)):
+        raise UsageError(
+            "the model sees coarse levels on small grids (network.pyramid), so its network branches on levels, which "
+            "an exported program cannot; train one with network.pyramid=none"
+        )
     model = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
     shape, chain, labels = model.config.shape, steps(model.process), model.config.labels
     of_label = None if model.start_labels is None else Starts(model.start_labels, len(labels) + 1)

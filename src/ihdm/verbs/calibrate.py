@@ -71,7 +71,9 @@ def _calibrate(folder: Path, data: str, n: int, width_steps: int, resize: bool, 
     images = evaluation.images_for(loaded, data, resize, name=str(folder))
     held_out = images.held_out
     if len(held_out) < LEAST:
-        raise UsageError(f"{data} has {len(held_out)} images held out from training; at least {LEAST} are needed")
+        raise UsageError(
+            f"{data} has {len(held_out)} {images.domain.noun}s held out from training; at least {LEAST} are needed"
+        )
     some = evenly_taken(held_out, n)
     computed = computing.execution(place, loaded.config.shape)
     judge = placed(loaded, place).restorer(computed).judge()
