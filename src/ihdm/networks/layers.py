@@ -49,7 +49,7 @@ class Conv(nn.Module):
 
     def _convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         convolve: Any = F.conv2d if x.ndim == 4 else F.conv3d
-        if weight.requires_grad and x.dtype == torch.bfloat16 and not x.is_cuda and self._mistaken(x):
+        if weight.requires_grad and x.dtype == torch.bfloat16 and x.device.type == "cpu" and self._mistaken(x):
             bias = None if bias is None else wide(bias)
             return convolve(wide(x), wide(weight), bias, self.stride, self.padding).to(x.dtype)
         return convolve(x, weight, bias, self.stride, self.padding)
@@ -215,8 +215,8 @@ class Downsample(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.conv is None:
             pool: Any = F.avg_pool2d if x.ndim == 4 else F.avg_pool3d
-            size = [min(pair) for pair in zip(self.size, x.shape[2:])]  # avg_pool3d refuses shorter axes
-            given = wide(x) if x.ndim == 5 and not x.is_cuda else x  # on CPUs avg_pool3d refuses lower precisions
+            size = [min(pair) for pair in zip(self.size, x.shape[2:])]  # avg_pool3d refuses shorter axes,
+            given = wide(x) if x.ndim == 5 and x.device.type == "cpu" else x  # and on a CPU lower precisions
             return pool(given, size, ceil_mode=True, count_include_pad=False).to(x.dtype)
         return self.conv(x)
 
