@@ -48,7 +48,7 @@ class UNetSettings:
     )
     blocks: int = setting(4, "residual blocks per resolution", least=1, most=64)
     attention: tuple[int, ...] = setting(
-        (2, 3), "resolutions with attention besides the middle; l means maps of size / 2^l", least=0
+        (2, 3), "resolutions with attention besides the middle, or none; l: maps of size / 2^l", least=0
     )
     dropout: float = setting(0.1, "dropout rate in residual blocks", least=0, most=0.99)
     resample: Resample = setting("pool", "average pooling, as in the paper, or strided convolutions")

@@ -92,7 +92,7 @@ def _devices() -> Rows:
         {torch.float32: "float32", torch.bfloat16: "bf16"}[choose_precision("auto", chosen, (width, width))]
         for width in (1, side)
     )
-    smaller = "" if small == large else f", and in {small} for images smaller than {side}x{side}"
+    smaller = "" if small == large else f", and in {small} for volumes and images smaller than {side}x{side}"
     rows["auto"] = f"computes on {chosen.type} in {large}{smaller}"
     if chosen.type == "cuda" and not kernels.usable(chosen, torch.bfloat16):
         rows["kernels"] = "none, which is slower: they need an NVIDIA GPU, triton and a C compiler"
