@@ -25,6 +25,7 @@ from ihdm.domains.drawing import COLOURS, SIZE, colours
 from ihdm.errors import IhdmError, UsageError
 from ihdm.evaluation import images_for
 from ihdm.export.programs import programs
+from ihdm.labels import Labels
 from ihdm.model import Model
 from ihdm.model_folder import ModelConfig, read_config
 from ihdm.networks import build_network
@@ -410,18 +411,18 @@ def test_every_process_trains_and_samples_on_a_mesh(kind, modes, monkeypatch):
     assert domain.laplacian.modes == (modes or 60)
 
 
+@pytest.mark.parametrize("known", [Labels(), Labels(("cold", "hot"), (4, 4))], ids=["without labels", "with labels"])
 @pytest.mark.parametrize("matrix", [True, False])
-def test_a_model_is_exported_for_any_number_of_fields(matrix, monkeypatch):
-    """Its programs, traced with two, do what it does with one and three."""
+def test_a_model_is_exported_for_any_number_of_fields(matrix, known, monkeypatch):
+    """Its programs, traced with two, do what it does with one, two and three, whatever the guidance."""
     monkeypatch.setattr(network_file, "MATRIX_MOST", 100 if matrix else 10)
     config = Config().with_settings(["process.K=4", "network.kind=graph", *QUICK[:4]])
-    model = Model.from_images(ModelConfig.of(config, mesh_domain()), torch.rand(8, 1, 60))
+    described = ModelConfig.of(config, mesh_domain(), labels=known)
+    model = Model.from_images(described, torch.rand(8, 1, 60), torch.arange(8) % 2 if known else None).eval()
     for weight in model.network.parameters():
         torch.nn.init.normal_(weight, std=0.1)
-    network = programs(model)["network"].traced().module()
-    for n in (1, 3):
-        u, k = torch.rand(n, 1, 60), torch.arange(1, n + 1)
-        torch.testing.assert_close(network(u, k), model.network(u, k), atol=1e-5, rtol=1e-4)
+    for program in programs(model).values():
+        assert program.difference(program.traced().module()) < 1e-5, program.name
 
 
 def test_train_resume_sample_and_info(saved, tmp_path, capsys, monkeypatch):

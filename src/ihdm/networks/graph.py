@@ -90,7 +90,7 @@ class GraphNet(nn.Module):
     def forward(self, u: Tensor, k: Tensor, condition: Tensor | None = None) -> Tensor:
         if condition is not None and self.embed_label is None:
             raise UsageError("this network was built without labels, so it takes no condition")
-        known = None if self.embed_label is None else self.embed_label(condition, len(k))
+        known = None if self.embed_label is None else self.embed_label(condition, k.shape[0])
         embedded = self.embed_level(k, known)
         h = self.stem(torch.cat([u, self._details(u)], 1))
         for block in self.blocks:
@@ -146,7 +146,10 @@ class PerNode(nn.Linear):
 
 
 class Surroundings:
-    """How features travel on a graph: constants, copied to whatever device needs them."""
+    """How features travel on a graph: constants, copied to whatever device needs them.
+
+    None is used through a view (such as `basis.mT`): where guidance branches, torch.export refuses that.
+    """
 
     def __init__(self, laplacian: GraphLaplacian, modes: int, places: int = 0):
         self.nodes = laplacian.grid[0]
@@ -163,7 +166,8 @@ class Surroundings:
             matrix = np.zeros((self.nodes, self.nodes))
             matrix[ends[:, 0], ends[:, 1]] = weights
             self._matrix = Constant(torch.from_numpy(matrix))
-        self._ends, self._weights = (Constant(torch.from_numpy(values.copy())) for values in (ends.T, weights))
+        parts = (ends[:, 0], ends[:, 1], weights)
+        self._to, self._come, self._weights = (Constant(torch.from_numpy(part.copy())) for part in parts)
 
     def places(self, x: Tensor) -> Tensor:
         """Where nodes are: the lowest eigenvectors, repeated for each sample of x, (B, places, n)."""
@@ -174,13 +178,12 @@ class Surroundings:
         basis = self._eigenvectors.like(x)
         times = log_t.float().exp()[:, None]
         decay = torch.exp(times * self._eigenvalues.like(times))
-        return (x @ basis * decay.to(x.dtype)) @ basis.mT
+        return F.linear(x @ basis * decay.to(x.dtype), basis)
 
     def neighbours(self, x: Tensor) -> Tensor:
         """D^-1/2 W D^-1/2 x, along the nodes of x (B, C, n)."""
         if self._matrix is not None:
             return x @ self._matrix.like(x)
-        to, come = self._ends.like(x, torch.long)
         first = x.movedim(-1, 0)
-        moved = first.index_select(0, come) * self._weights.like(x)[:, None, None]
-        return torch.zeros_like(first).index_add(0, to, moved).movedim(0, -1)
+        moved = first.index_select(0, self._come.like(x, torch.long)) * self._weights.like(x)[:, None, None]
+        return torch.zeros_like(first).index_add(0, self._to.like(x, torch.long), moved).movedim(0, -1)
