@@ -152,7 +152,7 @@ def test_data_settings_made_in_python_are_checked_like_others():
     assert DataConfig("digits", size="8x9") == DataConfig("digits", size=[8, 9]) == DataConfig("digits", size=(8, 9))
     for wrong, message in (
         ({"size": 2.5}, "data.size must be a whole number"),
-        ({"kind": "x"}, "data.kind must be one"),
+        ({"kind": "x"}, "unknown kind of data 'x'"),
     ):
         with pytest.raises(UsageError, match=message):
             DataConfig("digits", **wrong)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ihdm.domains import ImageDomain, as_domain, domain_kind
+from ihdm.domains import ImageDomain, as_domain
 from ihdm.errors import UsageError
 from ihdm.networks.unet import UNet
+from ihdm.registry import DOMAINS
 
 
 def test_a_shape_is_that_of_images():
@@ -18,7 +19,7 @@ def test_a_shape_is_that_of_images():
     with pytest.raises(ValueError, match="channels, height and width"):
         ImageDomain((3, 4))
     with pytest.raises(UsageError, match="unknown kind of data 'image'; did you mean 'images'"):
-        domain_kind("image")
+        DOMAINS["image"]
 
 
 def test_a_laplacian_that_is_asked_for_where_nothing_has_memory_has_its_numbers():

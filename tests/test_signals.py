@@ -22,7 +22,6 @@ from ihdm.config import Config, DataConfig
 from ihdm.data import ImageSet, data_domain, load_images
 from ihdm.data.audio import Sound, decoded
 from ihdm.data.signals import inside
-from ihdm.domains import KINDS as DOMAINS
 from ihdm.domains import SignalDomain
 from ihdm.domains.signals import LOWEST_HEARD
 from ihdm.errors import IhdmError, UsageError
@@ -31,6 +30,7 @@ from ihdm.heat import GridLaplacian
 from ihdm.model import Model
 from ihdm.pixels import ROUNDING
 from ihdm.processes import InverseHeat, LinearPredictor, LinearSkip, Spectrum
+from ihdm.registry import DOMAINS
 from ihdm.restoration import Guided, observe
 from ihdm.sampler import chain, last, reverse_step
 from ihdm.schedule import Schedule

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from ihdm.earlier import from_0_1
 from ihdm.errors import IhdmError, UsageError, unknown
-from ihdm.registry import NETWORKS, PROCESSES, Registry
+from ihdm.registry import DOMAINS, NETWORKS, PROCESSES, WithSettings
 from ihdm.settings import AUTO, as_tree, check, described, setting, updated
 
 if sys.version_info >= (3, 11):
@@ -27,9 +27,6 @@ else:
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "float32", "bf16"]
-
-
-AXES = {"images": 2, "signals": 1, "volumes": 3, "graphs": 1}  # the number of axes of each kind of data
 
 
 @dataclass(frozen=True)
@@ -46,8 +43,10 @@ class DataConfig:
     channels: int | None = setting(
         None, "1 grey or mono, 2 stereo, 3 colour, 4 with alpha; auto: as in the data", least=1, most=1024
     )
-    kind: Literal["images", "signals", "volumes", "graphs"] = setting(
-        "images", "type of data; signals: sounds and other series; volumes: three axes; graphs: values on nodes"
+    kind: str = setting(
+        "images",
+        "type of data: images, signals (sounds and other series), volumes (three axes), graphs (values on nodes), or "
+        "one of your own",
     )
     range: tuple[float, ...] | None = setting(
         None,
@@ -78,12 +77,8 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check(self, "data.")
-        axes = AXES[self.kind]
-        if self.size is not None and len(self.size) == 1:
-            object.__setattr__(self, "size", self.size * axes)
-        if self.size is not None and len(self.size) != axes:
-            several = {1: "", 2: " or two, height x width", 3: " or three, depth x height x width"}[axes]
-            raise UsageError(f"data.size must be one number{several}, not {'x'.join(map(str, self.size)) or 'none'}")
+        if self.kind not in DOMAINS or self.size is not None:  # otherwise domains need not be imported, nor torch
+            self._check_size(DOMAINS[self.kind].axes)
         only = (
             ("flip", self.flip, ("images",)),
             ("stream", self.stream, ("images",)),
@@ -106,6 +101,15 @@ class DataConfig:
                 "data.labels=true needs all labels at the start, which a stream does not tell; use data.memory=no "
                 "instead of data.stream=true, so that the images stay on the disk"
             )
+
+    def _check_size(self, axes: int) -> None:
+        """Let one number stand for all axes, and refuse other numbers of them."""
+        if self.size is not None and len(self.size) == 1:
+            object.__setattr__(self, "size", self.size * axes)
+        if self.size is not None and len(self.size) != axes:
+            several = {1: "", 2: " or two, height x width", 3: " or three, depth x height x width"}
+            words = several.get(axes, f" or {axes}")
+            raise UsageError(f"data.size must be one number{words}, not {'x'.join(map(str, self.size)) or 'none'}")
 
     def _has_ranges(self, ends: tuple[float, ...]) -> bool:
         many = {"volumes": len(ends) == 2, "graphs": len(ends) > 0 and len(ends) % 2 == 0}.get(self.kind, False)
@@ -157,7 +161,7 @@ class EngineConfig:
     )
 
 
-def _default(registry: Registry, name: str, part: str = "Settings") -> Any:
+def _default(registry: WithSettings, name: str, part: str = "Settings") -> Any:
     return field(default_factory=lambda: getattr(registry[name], part)())
 
 

@@ -61,10 +61,9 @@ def model(name: str) -> dict[str, str]:
 
 def _amount(data: DataConfig) -> str:
     """How many images there are. Nothing where that takes long: in a stream, on the hub, or of data of other kinds."""
-    if not data.source:
+    if not data.source or data.stream or data.kind != "images":
         return ""
-    at_hand = data.source in MADE_HERE or not isinstance(locate(data.source), str)
-    if not at_hand or data.stream or data.kind != "images":
+    if data.source not in MADE_HERE and isinstance(locate(data.source), str):
         return ""
     train, held_out = split_off(opened(data.source), data.holdout)
     return f", {len(train):,} images to learn from and {len(held_out):,} held out"

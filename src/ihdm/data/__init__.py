@@ -37,6 +37,7 @@ from ihdm.errors import IhdmError, UsageError
 from ihdm.host import host_bytes
 from ihdm.labels import Labels
 from ihdm.pixels import to_unit
+from ihdm.registry import DOMAINS
 
 HELD_OUT_MOST = 2048  # most images that the held-out loss uses
 LOOKED_AT = 4096  # images of a stream that are read at the start; the prior is made from them
@@ -101,7 +102,7 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, l
     training images where they are and decode each when it is needed.
     """
     if config.kind != "images":
-        return _reader(config).load(config, held_out_most)
+        return reader(config.kind).load(config, held_out_most)
     if config.stream:
         return _load_stream(config, held_out_most, lazy)
     splits = opened(config.source)
@@ -181,12 +182,18 @@ def _stays_outside(config: DataConfig, train: Pictures) -> bool:
 
 def data_domain(config: DataConfig, split: str = "train") -> Domain:
     """The domain of the data that `load_images` would give, judged by the first of a split."""
-    return ImageDomain(image_shape(config, split)) if config.kind == "images" else _reader(config).domain(config, split)
+    if config.kind == "images":
+        return ImageDomain(image_shape(config, split))
+    found: Domain = reader(config.kind).domain(config, split)
+    return found
 
 
-def _reader(config: DataConfig) -> Any:
-    """The module that reads another kind of data: it has `domain(config, split)` and `load(config, held_out_most)`."""
-    return import_module(f"ihdm.data.{config.kind}")
+def reader(kind: str) -> Any:
+    """The module that reads a kind of data other than images.
+
+    It has `domain(config, split)`, `load(config, held_out_most)` and `read_one(path, domain, resize)`.
+    """
+    return import_module(f"ihdm.data.{'own' if hasattr(DOMAINS[kind], 'read') else kind}")
 
 
 def image_shape(config: DataConfig, split: str = "train") -> tuple[int, int, int]:
@@ -293,6 +300,7 @@ __all__ = [
     "image_shape",
     "labels_of",
     "load_images",
+    "reader",
     "spread",
     "unit_batches",
 ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
 from torch import Tensor
 
+from ihdm.data import reader
 from ihdm.data.images import decode, picture_shape
 from ihdm.data.pictures import Files
 from ihdm.domains import Domain
@@ -21,7 +21,7 @@ def read_other(path: Path, domain: Domain, resize: bool) -> Tensor:
     """One item of data other than images, (C, *grid) in [0, 1], from the module that reads such data."""
     if not path.is_file():
         raise IhdmError(f"there is no file {path}")
-    found: Tensor = import_module(f"ihdm.data.{domain.kind}").read_one(path, domain, resize)
+    found: Tensor = reader(domain.kind).read_one(path, domain, resize)
     return found
 
 

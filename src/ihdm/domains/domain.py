@@ -1,13 +1,16 @@
 """What a domain is: where the values of data lie, and everything that depends on this alone.
 
 Its Laplacian gives data a heat equation. A domain also knows how data are stored, shown and written to files, so that
-nothing else has to ask whether they are images or sounds.
+nothing else has to ask whether they are images or sounds. One of a user's own, registered by name, also reads them:
+`read(config)`, a class method, gives what it finds in `config.source`, and `read_one(path)`, if there is one, an item
+to be restored.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -31,10 +34,24 @@ def by(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
 
 
+@dataclass(frozen=True)
+class Found:
+    """What the domain of a user's own finds in a source (`Domain.read`).
+
+    values: arrays or tensors (N, C, *grid) in [0, 1], for training and maybe for testing: {"train": ..., "test": ...}.
+    labels: by the same names, what each item is, in words or whole numbers; empty if there are none.
+    """
+
+    domain: Domain
+    values: Mapping[str, Any]
+    labels: Mapping[str, Sequence[str | int]] = field(default_factory=dict)
+
+
 class Domain(ABC):
     """Data of a shape (C, *grid), with values in [0, 1]."""
 
     kind: ClassVar[str]  # the setting data.kind
+    axes: ClassVar[int]  # besides that of the channels
     noun: ClassVar[str]  # what one item is called; several have an s
     unit: ClassVar[str] = "pixel"  # of lengths, such as the width of a blur
     noises: ClassVar[tuple[float, ...]] = NOISES  # that an item may have besides its blur

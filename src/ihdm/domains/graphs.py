@@ -40,6 +40,7 @@ class GraphDomain(Domain):
     """
 
     kind = "graphs"
+    axes = 1
     noun = "field"
     unit = "node"
     suffix = ".npy"

@@ -18,6 +18,7 @@ class ImageDomain(Domain):
     """Images (C, H, W), which are handed out in 8 bits."""
 
     kind = "images"
+    axes = 2
     noun = "image"
     negatives = True
     width_error = 0.0  # each comes with an interval instead (docs/studies/restore.md)

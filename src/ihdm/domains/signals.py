@@ -33,6 +33,7 @@ class SignalDomain(Domain):
     """
 
     kind = "signals"
+    axes = 1
     noun = "sound"
     unit = "sample"
     suffix = ".wav"

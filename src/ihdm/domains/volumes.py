@@ -32,6 +32,7 @@ class VolumeDomain(Domain):
     """Volumes (C, D, H, W); in the units of the data, their values go from `low` to `high`."""
 
     kind = "volumes"
+    axes = 3
     noun = "volume"
     suffix = ".npy"
     unit = "voxel"

@@ -21,7 +21,6 @@ from ihdm.config import KIND, KINDS, Config, differences, load_config
 from ihdm.data import Images, ImageSet, data_domain, evenly_taken, load_images
 from ihdm.data.sources import absolute
 from ihdm.disk import expanded
-from ihdm.domains import domain_kind
 from ihdm.domains.domain import by
 from ihdm.engine import choose_device, choose_precision, placed
 from ihdm.errors import UsageError
@@ -33,7 +32,7 @@ from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.pixels import to_unit
 from ihdm.processes import Network, Process
-from ihdm.registry import PROCESSES
+from ihdm.registry import DOMAINS, PROCESSES
 from ihdm.run import settings_file
 from ihdm.schedule import Schedule
 from ihdm.studies.verdict import Judged, jackknife
@@ -170,7 +169,7 @@ class Lab:
 
     def check_kind(self, name: str) -> None:
         """Refuse data other than images in studies that are about images."""
-        domain = domain_kind(self.config.data.kind) if self.model_name is None else self._given.config.domain
+        domain = DOMAINS[self.config.data.kind] if self.model_name is None else self._given.config.domain
         if domain.kind != "images" and name not in ANY_DATA:
             raise UsageError(
                 f"the study {name} is about images, and {self.model_name or f'the preset {self.preset}'} is for "
