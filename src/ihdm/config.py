@@ -84,17 +84,23 @@ class DataConfig:
         if self.size is not None and len(self.size) != axes:
             several = {1: "", 2: " or two, height x width", 3: " or three, depth x height x width"}[axes]
             raise UsageError(f"data.size must be one number{several}, not {'x'.join(map(str, self.size)) or 'none'}")
-        if self.kind != "images" and (self.flip or self.stream):
-            raise UsageError(f"data.{'flip' if self.flip else 'stream'} is for images, not for {self.kind}")
+        only = (
+            ("flip", self.flip, ("images",)),
+            ("stream", self.stream, ("images",)),
+            ("memory=no", self.memory == "no", ("images",)),
+            ("on_error=skip", self.on_error == "skip", ("images", "signals")),
+            ("rate", self.rate is not None, ("signals",)),
+            ("peak", self.peak is not None, ("signals",)),
+        )
+        for name, asked, kinds in only:
+            if asked and self.kind not in kinds:
+                raise UsageError(f"data.{name} is for {' and '.join(kinds)}, not for {self.kind}")
         if self.range is not None and not self._has_ranges(self.range):
             given = ",".join(f"{number:g}" for number in self.range)
             raise UsageError(
                 f"data.range is two numbers, the smaller first, for volumes, or two for each channel on graphs, "
                 f"not {given} for {self.kind}"
             )
-        for name in ("rate", "peak"):
-            if self.kind != "signals" and getattr(self, name) is not None:
-                raise UsageError(f"data.{name} is for signals, not for {self.kind}")
         if self.labels and self.stream:
             raise UsageError(
                 "data.labels=true needs all labels at the start, which a stream does not tell; use data.memory=no "

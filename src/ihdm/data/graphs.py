@@ -53,9 +53,6 @@ def read_one(path: Path, domain: GraphDomain, resize: bool) -> Tensor:
 
 def _read(config: DataConfig) -> tuple[GraphDomain, dict[str, Pictures]]:
     """The domain and the fields of a file, checked."""
-    for name, usual in (("memory", "auto"), ("on_error", "stop")):
-        if getattr(config, name) not in (usual, "yes"):
-            raise UsageError(f"data.{name}={getattr(config, name)} is for images; fields are one file, held in memory")
     path = locate(given(config.source))
     if not isinstance(path, Path) or path.suffix.lower() != ".npz":
         raise UsageError(f"fields on a graph are read from an npz file (docs/domains.md), not from {config.source}")

@@ -139,8 +139,6 @@ def _told(config: DataConfig) -> SignalDomain | None:
 
 def load(config: DataConfig, held_out_most: int | None) -> ImageSet:
     """Read all sounds; if there is no test split, hold out a share of them."""
-    if config.memory == "no":
-        raise UsageError("data.memory=no is for images; sounds are all held in memory")
     splits = _opened(config)
     train, held_out = split_off(splits, config.holdout, held_out_most)
     labels, *numbers = numbered(config, train, held_out)

@@ -65,16 +65,8 @@ def read_one(path: Path, domain: VolumeDomain, resize: bool) -> Tensor:
     return _stacked(files, domain)[0]
 
 
-def _check(config: DataConfig) -> None:
-    if config.memory == "no" or config.on_error == "skip":
-        name = "memory=no" if config.memory == "no" else "on_error=skip"
-        raise UsageError(f"data.{name} is for images; volumes are held in memory, and all must be readable")
-    given(config.source)
-
-
 def _splits(config: DataConfig) -> dict[str, Pictures]:
-    _check(config)
-    if config.source == ORBITALS:
+    if given(config.source) == ORBITALS:
         return _orbitals(config.size or (SIZE,) * 3)
     path = locate(config.source) if config.source not in MADE_HERE else None
     if not isinstance(path, Path):
