@@ -23,7 +23,6 @@ LIST = "pack.json"
 OF_A_RUN = ("config.toml", "log.jsonl")  # packed besides the newest checkpoint
 ADDED_TO_MODEL = (CONFIG, DOMAIN, *ADDED)  # the first two say of the weaker network what it is
 NAME = r"config\.toml|log\.jsonl|checkpoints/step-\d+/\w[\w.-]*|model/(config\.json|\w+\.safetensors)"  # in a pack
-NAMED_MOST = 5
 BLOCK = 2**22  # bytes to read at a time
 
 
@@ -53,7 +52,7 @@ def unpack(pack: Path, run: Path) -> dict[str, Any]:
     found = _read_list(pack)
     wrong = [f"{name} is {state}" for name, was in found["pieces"].items() if (state := _state(pack / name, was))]
     if wrong:
-        raise IhdmError(f"{pack} is incomplete or damaged: {first_few(wrong, NAMED_MOST, ', ')}; copy them again")
+        raise IhdmError(f"{pack} is incomplete or damaged: {first_few(wrong, between=', ')}; copy them again")
     with replaced_folder(run) as folder:
         pieces = sorted((pack / name for name in found["pieces"]), key=_number)
         _write_files(_blocks(pieces), folder, found["files"])
