@@ -20,8 +20,8 @@ EXTRAS = {  # what each is for
 }
 
 
-def install(extra: str = "") -> str:
-    """The command that installs ihdm, with an extra if one is given."""
+def install(extra: str) -> str:
+    """The command that installs ihdm, with an extra unless that is empty."""
     return f"pip install 'ihdm{f'[{extra}]' if extra else ''}'"
 
 

@@ -28,7 +28,7 @@ BUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 class Conv(nn.Module):
     """A convolution of 3 pixels along each axis, initialised as in torch; a residual may be added to its result."""
 
-    def __init__(self, width_in: int, width: int, axes: int = 2, stride: int = 1, zero: bool = False):
+    def __init__(self, width_in: int, width: int, axes: int, stride: int = 1, zero: bool = False):
         super().__init__()
         size = {1: (1, 3), 2: (3, 3), 3: (3, 3, 3)}[axes]
         self.stride, self.padding = tuple(stride if n > 1 else 1 for n in size), tuple(n // 2 for n in size)
@@ -138,8 +138,8 @@ class Norm(nn.GroupNorm):
             return kernels.norm(parts, self.weight, self.bias, *options)
         x = parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
         h = x if shift is None else x + _everywhere(shift, x)
-        wide = h if h.device.type == "cpu" else h.float()  # on a CPU group_norm computes in float32 by itself
-        y = F.group_norm(wide, self.num_groups, self.weight, self.bias, self.eps).to(x.dtype)
+        precise = h if h.device.type == "cpu" else h.float()  # on a CPU group_norm computes in float32 by itself
+        y = F.group_norm(precise, self.num_groups, self.weight, self.bias, self.eps).to(x.dtype)
         y = F.silu(y, inplace=not y.requires_grad) if self.silu else y
         return F.dropout(y, self.dropout, seed is not None), x
 
@@ -147,7 +147,7 @@ class Norm(nn.GroupNorm):
 class Block(nn.Module):
     """A residual block, h = skip(x) + f(x, k), followed by attention if asked for."""
 
-    def __init__(self, width_in: int, width: int, embedding: int, dropout: float, axes: int = 2, attend: bool = False):
+    def __init__(self, width_in: int, width: int, embedding: int, dropout: float, axes: int, attend: bool):
         super().__init__()
         self.enter_norm = Norm(width_in, silu=True)
         self.enter = Conv(width_in, width, axes)
