@@ -220,7 +220,7 @@ class Trainer:
 
     def _resume(self) -> None:
         """Continue from the newest checkpoint, or start the run folder."""
-        facts, config = checkpoint.resume(self.run / "checkpoints", self.training.state), self.config
+        facts, config = checkpoint.resume(self.run / "checkpoints", self.training.optimizer), self.config
         if facts is not None:
             if facts["data"] != self.fingerprint:
                 raise UsageError(
@@ -288,8 +288,8 @@ class Trainer:
         places = self._places()
         if self.accelerator.is_main_process or self.training.sharded:
             self.writer.wait()
-            processes = self.accelerator.num_processes
-            snapshot = checkpoint.Snapshot.of(self.training.state, self.step, self.fingerprint, processes, places)
+            facts = self.step, self.fingerprint, self.accelerator.num_processes, places
+            snapshot = checkpoint.Snapshot.of(self.training.optimizer, *facts)
             model = self.trained_model()
         if self.accelerator.is_main_process:
             settings, run = self.config.trainer, self.run
