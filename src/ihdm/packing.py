@@ -30,7 +30,6 @@ def pack(run: Path, out: Path, piece: int) -> dict[str, Any]:
     """Write a run's newest checkpoint to a new folder, in pieces of `piece` bytes; return what pack.json says."""
     if not (run / "config.toml").is_file():
         raise UsageError(f"{run} is not a run folder: it has no config.toml")
-    _check_new(out)
     with locked(run):
         newest = checkpoint.newest(run / "checkpoints")
         names = [name for name in OF_A_RUN if (run / name).exists()]
@@ -48,7 +47,6 @@ def pack(run: Path, out: Path, piece: int) -> dict[str, Any]:
 
 def unpack(pack: Path, run: Path) -> dict[str, Any]:
     """Make a new run folder from a pack. If pieces are missing or damaged, name them and write nothing."""
-    _check_new(run)
     found = _read_list(pack)
     wrong = [f"{name} is {state}" for name, was in found["pieces"].items() if (state := _state(pack / name, was))]
     if wrong:
@@ -57,11 +55,6 @@ def unpack(pack: Path, run: Path) -> dict[str, Any]:
         pieces = sorted((pack / name for name in found["pieces"]), key=_number)
         _write_files(_blocks(pieces), folder, found["files"])
     return found
-
-
-def _check_new(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists; give the name of a new folder")
 
 
 def _read_list(pack: Path) -> dict[str, Any]:
