@@ -21,6 +21,7 @@ from ihdm.eigenvectors import Matrix, lowest
 from ihdm.errors import UsageError
 from ihdm.host import host_bytes
 from ihdm.remembered import remembered
+from ihdm.settings import whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -78,9 +79,8 @@ class GraphLaplacian(Laplacian):
         return laplacian
 
     def _set_up(self, n: int, edges: Array, weights: Array, normalised: bool, modes: int | None, kept: bool) -> None:
-        if modes is not None and modes < 1:
-            raise UsageError(f"modes must be at least 1, not {modes}")
-        modes = min(modes or (n if n <= DENSE_MOST else USUAL_MODES), n)
+        usual = n if n <= DENSE_MOST else USUAL_MODES
+        modes = min(usual if modes is None else whole("modes", modes, 1), n)
         dense = n <= DENSE_MOST or modes == n
         _check_memory(n, modes, dense)
         self.grid, self.edges, self.weights, self.normalised = (n,), edges, weights, normalised
@@ -168,9 +168,7 @@ class _Completed:
 def checked_edges(n: int, edges: ArrayLike, weights: ArrayLike | None = None) -> tuple[Array, Array]:
     """Edges as int64 (E, 2) and their weights as float64 (E,); anything else is refused."""
     edges = _numbers(edges, "edges", 2)
-    if n < 1:
-        raise UsageError(f"a graph has at least one node, not {n}")
-    _check_nodes(edges, n, "edge")
+    _check_nodes(edges, whole("the number of nodes", n, 1), "edge")
     loops = np.flatnonzero(edges[:, 0] == edges[:, 1])
     if len(loops):
         raise UsageError(f"edge {loops[0]} goes from node {edges[loops[0], 0]} to itself; leave out such edges")
