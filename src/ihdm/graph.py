@@ -192,7 +192,7 @@ def checked_mesh(positions: ArrayLike, faces: ArrayLike) -> tuple[Array, Array]:
     places = checked_positions(positions)
     faces = _numbers(faces, "faces", 3)
     _check_nodes(faces, len(places), "face")
-    area = _areas(places, faces)
+    area = areas(places, faces)
     flat = np.flatnonzero(area <= 1e-12 * area.max(initial=0))
     if len(flat) or not len(area):
         which = f"face {flat[0]} has no area" if len(flat) else "there are no faces"
@@ -225,9 +225,15 @@ def cotangents(positions: Array, faces: Array) -> tuple[Array, Array]:
     return edges, np.bincount(place.reshape(-1), np.concatenate(halves))
 
 
+def areas(positions: Array, faces: Array) -> Array:
+    """The areas of triangles, (F,)."""
+    one, other = (positions[faces[:, corner]] - positions[faces[:, 0]] for corner in (1, 2))
+    return np.linalg.norm(np.cross(one, other), axis=1) / 2
+
+
 def mean_area(positions: Array, faces: Array) -> float:
     """The mean area of the nodes of a mesh, each of which has a third of its triangles."""
-    return float(_areas(positions, faces).sum()) / len(positions)
+    return float(areas(positions, faces).sum()) / len(positions)
 
 
 def sphere_radius(positions: Array, faces: Array) -> float | None:
@@ -298,11 +304,6 @@ def _check_nodes(rows: Array, n: int, what: str) -> None:
     if len(outside):
         row = ", ".join(map(str, rows[outside[0]]))
         raise UsageError(f"{what} {outside[0]} is {row}, but there are only the nodes 0 to {n - 1}")
-
-
-def _areas(positions: Array, faces: Array) -> Array:
-    one, other = (positions[faces[:, corner]] - positions[faces[:, 0]] for corner in (1, 2))
-    return np.linalg.norm(np.cross(one, other), axis=1) / 2
 
 
 def _check_memory(n: int, modes: int, dense: bool) -> None:
