@@ -139,7 +139,7 @@ class Trainer:
                 if stopping or self._due(settings.checkpoint_every):
                     self._save()
                 if self._due(settings.checkpoint_every):
-                    self._check(log)
+                    self._log_held_out_loss(log)
                 if self._due(settings.sample_every):
                     self._picture(log)
                 if self._due(settings.measure_every):
@@ -310,7 +310,7 @@ class Trainer:
         places = self.batches.places(self.accelerator.process_index, self.accelerator.num_processes)
         return None if places is None else self.accelerator.reduce(places.to(self.device)).tolist()
 
-    def _check(self, log: Log | None) -> None:
+    def _log_held_out_loss(self, log: Log | None) -> None:
         """Log the held-out loss of all levels, and by band."""
         if (log or self.training.sharded) and len(self.images.held_out):
             losses, levels = self._held_out_losses()
