@@ -133,11 +133,11 @@ def checkpointing(folder: Path) -> list[list[str]]:
     config = load_config("cifar10")
     network = build_network(ModelConfig.of(config, (3, 32, 32))).to(device)
     average = copy.deepcopy(network).requires_grad_(False)
-    state = checkpoint.TrainingState(network, average, FlatAdam(network, average, clip=1.0))
+    optimizer = FlatAdam(network, average, clip=1.0)
     held: list[checkpoint.Snapshot] = []
-    copying = seconds(lambda: held.append(checkpoint.Snapshot.of(state, 1, "")))
+    copying = seconds(lambda: held.append(checkpoint.Snapshot.of(optimizer, 1, "")))
     writing = seconds(lambda: checkpoint.save(folder / "checkpoints", held[0], keep=1))
-    reading = seconds(lambda: checkpoint.load(folder / "checkpoints" / "step-00000001", state))
+    reading = seconds(lambda: checkpoint.load(folder / "checkpoints" / "step-00000001", optimizer))
     times = {"copied to the host, while training waits": copying, "written, while it continues": writing}
     return [[what, f"{taken:.2f}"] for what, taken in (times | {"read and checked": reading}).items()]
 

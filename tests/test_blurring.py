@@ -7,6 +7,7 @@ import math
 import laws
 import pytest
 import torch
+from laws import network
 from torch.distributions import Normal, kl_divergence
 
 from ihdm.heat import GridLaplacian
@@ -29,10 +30,6 @@ class Cosine(DDPM):
         first, last = (torch.tensor(float(sign) * 5, dtype=torch.float64).exp().atan() for sign in (-1, 1))
         phi = first + (last - first) * torch.arange(K + 1) / K
         return torch.cat([torch.ones(1, dtype=torch.float64), phi[1:].cos().square()])
-
-
-def network(x, k):
-    return 0.3 * x.roll(1, -1) - 0.1 * x.square() + k.view(-1, 1, 1, 1) / K
 
 
 @pytest.mark.parametrize("sampling", [{}, {"eta": 0.0}, {"eta": 0.5, "order": 2}])

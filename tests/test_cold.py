@@ -5,6 +5,7 @@ from __future__ import annotations
 import laws
 import pytest
 import torch
+from laws import network
 
 from ihdm.domains import ImageDomain
 from ihdm.noise import SeededNoise
@@ -18,10 +19,6 @@ MEAN, COVARIANCE = torch.tensor([0.3, 0.6]).double(), torch.tensor([[0.04, -0.01
 
 def process(start_noise: float = 0.001) -> Cold:
     return Cold(ColdSettings(K, 0.1, 1.0), Cold.Sampling(start_noise=start_noise), laws.LAPLACIAN, MEAN, COVARIANCE)
-
-
-def network(x, k):
-    return 0.3 * x.roll(1, -1) - 0.1 * x.square() + k.view(-1, 1, 1, 1) / K
 
 
 def blurred(cold, u, k):

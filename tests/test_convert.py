@@ -132,9 +132,9 @@ def test_wrong_words_are_refused_before_work_starts(images, tmp_path, capsys, mo
 
 def test_a_preset_that_does_not_fit_is_refused_with_one_that_does(capsys, images, tmp_path):
     found = read_checkpoint(CHECKPOINT)
-    with pytest.raises(IhdmError, match=r"time_embed\.0\.weight is 128 x 32, not 512 x 128.* and \d+ more.*no preset"):
+    with pytest.raises(IhdmError, match=r"time_embed\.0\.weight is 128x32, not 512x128.* and \d+ more.*no preset"):
         fitting(load_config("mnist"), found)
-    with pytest.raises(IhdmError, match=r"input_blocks\.0\.0\.weight is 32 x 1 x 3 x 3, not 32 x 3 x 3 x 3"):
+    with pytest.raises(IhdmError, match=r"input_blocks\.0\.0\.weight is 32x1x3x3, not 32x3x3x3"):
         fitting(load_config("mnist", [*SETTINGS, "data.channels=3"]), found)
     with pytest.raises(IhdmError, match=r"input_blocks\.3\.1\.norm\.weight' is not expected"):
         fitting(load_config("mnist", [*SETTINGS, "network.attention=none"]), found)

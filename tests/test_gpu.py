@@ -87,7 +87,7 @@ def trained(config, images, run, *settings) -> tuple[Trainer, list[float], list[
 
 
 def weights(trainer: Trainer) -> list[torch.Tensor]:
-    return [*trainer.training.state.network.parameters(), *trainer.training.average.parameters()]
+    return [*trainer.training.optimizer.network.parameters(), *trainer.training.average.parameters()]
 
 
 @pytest.mark.parametrize("dropout", [0, 0.3])
@@ -398,7 +398,7 @@ def test_recorded_training_with_labels_is_training(config, labelled, tmp_path, s
     torch.testing.assert_close(torch.tensor(fused[1]), torch.tensor(exact[1]), rtol=0.03, atol=0)  # norms
     others = replace(labelled, train_labels=labelled.train_labels.flip(0))
     mistold, *_ = trained(config, others, tmp_path / "others", *common, *PLAIN_FLOAT32)
-    moved = [network.training.state.network.embed_label.weight for network in (plain, mistold)]
+    moved = [network.training.optimizer.network.embed_label.weight for network in (plain, mistold)]
     assert not torch.allclose(*moved, rtol=0, atol=1e-4)  # else nothing was compared
     assert abs(replayed.held_out_loss() / plain.held_out_loss() - 1) < 1e-3
 

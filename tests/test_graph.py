@@ -302,6 +302,15 @@ def test_what_is_no_mesh_is_refused(positions, faces, message):
         GraphLaplacian.from_mesh(positions, faces)
 
 
+def test_numbers_of_nodes_and_modes_are_whole():
+    for n in (0, 4.0, "4"):
+        with pytest.raises(UsageError, match="the number of nodes must be a whole number of at least 1, not"):
+            GraphLaplacian(n, [])
+    for modes in (0, 2.5, "2"):
+        with pytest.raises(UsageError, match="modes must be a whole number of at least 1, not"):
+            GraphLaplacian(4, [(0, 1)], modes=modes)
+
+
 def test_too_many_nodes_for_the_memory_are_refused_with_the_numbers(monkeypatch):
     monkeypatch.setattr(graph, "host_bytes", lambda: 1_000_000)
     with pytest.raises(UsageError, match=r"200 lowest eigenvectors of 200 nodes take 1.28 MB .* has 1 MB"):

@@ -416,7 +416,7 @@ def test_labels_are_dropped_alike_however_a_batch_is_divided(tiny_config, labell
 
 def test_the_held_out_loss_is_told_the_labels(tiny_config, labelled, tmp_path):
     trainer = Trainer(tiny_config, labelled, tmp_path)
-    for weights in (trainer.training.average, trainer.training.state.network):
+    for weights in (trainer.training.average, trainer.training.optimizer.network):
         for weight in weights.parameters():
             torch.nn.init.normal_(weight, std=0.1)
     loss = trainer.held_out_loss()

@@ -78,9 +78,8 @@ def test_a_run_goes_on_with_another_kind(kind, tmp_path, monkeypatch):
     rates = torch.tensor([0.01, 0.3], device=DEVICE)
     give(optimizer, [torch.randn_like(weight) for weight in optimizer.weights])
     optimizer.update(rates)
-    states = [checkpoint.TrainingState(each.network, each.average, each) for each in (optimizer, lower)]
-    checkpoint.save(tmp_path, checkpoint.Snapshot.of(states[0], 1, "data"), 1)
-    checkpoint.resume(tmp_path, states[1])
+    checkpoint.save(tmp_path, checkpoint.Snapshot.of(optimizer, 1, "data"), 1)
+    checkpoint.resume(tmp_path, lower)
     matrices = [weight for weight in optimizer.weights if weight.ndim != 1]
     for found, weight in zip(lower.lower, matrices):
         assert found.equal(weight.bfloat16())
@@ -175,8 +174,7 @@ def test_frozen_and_mixed_weights_are_left_to_the_plain_one():
 def test_a_run_of_torch_s_own_adam_goes_on(tmp_path):
     """It keeps nothing of weights without a gradient."""
     optimizer = start(FlatAdam, 1.0)
-    state = checkpoint.TrainingState(optimizer.network, optimizer.average, optimizer)
-    snapshot = checkpoint.Snapshot.of(state, 1, "data")
+    snapshot = checkpoint.Snapshot.of(optimizer, 1, "data")
     kept = snapshot.files["optimizer.safetensors"]
     for name in [name for name in kept if name.startswith("0.")]:
         del kept[name]
@@ -184,5 +182,5 @@ def test_a_run_of_torch_s_own_adam_goes_on(tmp_path):
         value.fill_(4 if name.endswith("step") else 0.5)
     checkpoint.save(tmp_path, snapshot, 1)
     optimizer.first[0].fill_(3)
-    checkpoint.resume(tmp_path, state)
+    checkpoint.resume(tmp_path, optimizer)
     assert float(optimizer.taken) == 4 and optimizer.first[0].eq(0).all() and optimizer.first[1].eq(0.5).all()

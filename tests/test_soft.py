@@ -5,16 +5,13 @@ from __future__ import annotations
 import laws
 import pytest
 import torch
+from laws import network
 from test_every_process import law_at_level_1
 
 from ihdm.errors import UsageError
 
 K = 20
 LEVELS = torch.tensor([1, 2, 7, 13, 19, 20])
-
-
-def network(x, k):
-    return 0.3 * x.roll(1, -1) - 0.1 * x.square() + k.view(-1, 1, 1, 1) / K
 
 
 def blurred(process, u, k):

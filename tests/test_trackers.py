@@ -53,7 +53,7 @@ class Fake(types.ModuleType):
 def test_others_get_the_same_in_order_and_are_told_of_the_end(tiny_config, tiny_images, tmp_path, monkeypatch, kind):
     fake = Fake(kind)
     monkeypatch.setitem(sys.modules, kind, fake)
-    monkeypatch.setattr(trackers, "installed", lambda _: True)
+    monkeypatch.setattr("ihdm.extras.installed", lambda _: True)
     Trainer(tiny_config.with_settings([f"trainer.tracker={kind}"]), tiny_images, tmp_path / "run").train()
     steps = [step for step, _ in fake.logged]
     assert steps == sorted(steps) and fake.ended == 1
@@ -74,7 +74,7 @@ def test_the_real_ones_keep_a_run(tiny_config, tiny_images, tmp_path, monkeypatc
 
 
 def test_a_tracker_that_is_not_installed_is_refused_before_any_work(tiny_config, tiny_images, tmp_path, monkeypatch):
-    monkeypatch.setattr(trackers, "installed", lambda _: False)
+    monkeypatch.setattr("ihdm.extras.installed", lambda _: False)
     with pytest.raises(IhdmError, match=r"pip install 'ihdm\[wandb\]'"):
         Trainer(tiny_config.with_settings(["trainer.tracker=wandb"]), tiny_images, tmp_path / "run")
     assert not (tmp_path / "run").exists()

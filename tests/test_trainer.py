@@ -309,7 +309,7 @@ def test_what_is_written_is_the_moment_of_saving(tiny_config, tiny_images, tmp_p
     seen, step = [], trainer.train_step
 
     def watched():
-        seen.append({name: tensor.clone() for name, tensor in trainer.training.state.network.state_dict().items()})
+        seen.append({name: tensor.clone() for name, tensor in trainer.training.optimizer.network.state_dict().items()})
         return step()
 
     trainer.train_step = watched
@@ -407,7 +407,8 @@ def test_steps_without_a_finite_gradient_change_nothing_and_are_counted(tiny_con
     for _ in range(5):
         trainer.train_step()
         trainer.step += 1
-        states.append([p.detach().clone() for m in (training.state.network, training.average) for p in m.parameters()])
+        both = training.optimizer.network, training.average
+        states.append([p.detach().clone() for m in both for p in m.parameters()])
     assert all(one.equal(other) for state in states[2:4] for one, other in zip(states[1], state))
     assert not all(one.equal(other) for one, other in zip(states[1], states[4]))
     assert float(training.optimizer.taken) == 3  # of Adam, which knows nothing of the two others
@@ -587,13 +588,13 @@ def test_a_step_is_clipping_then_adam_then_the_moving_average(tiny_config, tiny_
     trainer = Trainer(config, tiny_images, tmp_path / "run")
     training = trainer.training
     weights, averages = (
-        [p.detach().clone().double() for p in m.parameters()] for m in (training.state.network, training.average)
+        [p.detach().clone().double() for p in m.parameters()] for m in (training.optimizer.network, training.average)
     )
     first, second = ([torch.zeros_like(w) for w in weights] for _ in range(2))
     update, gradients = training._update, []
 
     def watched(rates):
-        gradients[:] = [p.grad.clone().double() for p in training.state.network.parameters()]
+        gradients[:] = [p.grad.clone().double() for p in training.optimizer.network.parameters()]
         return update(rates)
 
     training._update = watched
@@ -610,7 +611,7 @@ def test_a_step_is_clipping_then_adam_then_the_moving_average(tiny_config, tiny_
             mean, square = first[i] / (1 - 0.9 ** (step + 1)), second[i] / (1 - 0.999 ** (step + 1))
             weights[i] -= 0.002 * (step + 1) / 4 * mean / (square.sqrt() + 1e-8)
             averages[i] = decay * averages[i] + (1 - decay) * weights[i]
-        for found, expected in ((training.state.network, weights), (training.average, averages)):
+        for found, expected in ((training.optimizer.network, weights), (training.average, averages)):
             for one, other in zip(found.parameters(), expected):
                 torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=2e-6)
 
@@ -621,7 +622,7 @@ def test_a_loaded_optimizer_keeps_the_memory_order_and_place_of_its_tensors(kind
     network = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     average = copy.deepcopy(network).requires_grad_(False)
     optimizer = kind(network, average, clip=1.0)
-    state, rates = checkpoint.TrainingState(network, average, optimizer), torch.tensor([0.01, 0.5])
+    rates = torch.tensor([0.01, 0.5])
 
     def step() -> None:
         optimizer.forget_gradients()
@@ -629,12 +630,12 @@ def test_a_loaded_optimizer_keeps_the_memory_order_and_place_of_its_tensors(kind
         optimizer.update(rates)
 
     step()
-    path = checkpoint.save(tmp_path, checkpoint.Snapshot.of(state, 1, "data"), keep=1)
+    path = checkpoint.save(tmp_path, checkpoint.Snapshot.of(optimizer, 1, "data"), keep=1)
     saved = {name: value.clone() for name, value in optimizer.tensors().items()}
     step()
     assert not any(saved[name].equal(value) for name, value in optimizer.tensors().items())
     places = {name: value.data_ptr() for name, value in optimizer.tensors().items()}
-    checkpoint.load(path, state)
+    checkpoint.load(path, optimizer)
     assert {name: value.data_ptr() for name, value in optimizer.tensors().items()} == places
     assert optimizer.tensors()["0.exp_avg"].stride() == network.weight.stride()
     for name, value in saved.items():

@@ -17,14 +17,8 @@ def card(config: ModelConfig, rows: dict[str, str], name: str = "path/to/this/fo
         )
     table = "\n".join(f"| {label} | {value} |" for label, value in rows.items())
     picture = f"\n![Samples]({samples})\n" if samples else ""
-    prior = (
-        ""
-        if "prior" not in rows
-        else (
-            f"The prior holds blurred copies of the training {domain.noun}s: share the folder only where you may share "
-            f"those.\n"
-        )
-    )
+    copies = f"The prior holds blurred copies of the training {domain.noun}s"
+    prior = f"{copies}: share the folder only where you may share those.\n" if "prior" in rows else ""
     guidance = ", guidance=1.5" if config.guide is None else ""
     label = f", labels={config.labels.names[0]!r}{guidance}" if config.labels else ""
     tag = process.title.replace(" ", "-")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,17 +28,10 @@ FILES = MANIFEST, *TENSORS
 
 
 @dataclass(frozen=True)
-class TrainingState:
-    """What a training step changes."""
-
-    network: nn.Module
-    average: nn.Module
-    optimizer: Adam
-
-
-@dataclass(frozen=True)
 class Snapshot:
-    """A copy of the state in the host's memory, written while training continues; divided weights are joined in it.
+    """A copy, in the host's memory, of what training changes; divided weights are joined in it.
+
+    It is written while training continues: the optimiser, the weights that it updates, and their average.
 
     data: the images' fingerprint; processes: how many took the steps; places: how far a stream of images was read.
     """
@@ -50,12 +44,12 @@ class Snapshot:
 
     @classmethod
     def of(
-        cls, state: TrainingState, step: int, data: str, processes: int = 1, places: list[list[int]] | None = None
+        cls, optimizer: Adam, step: int, data: str, processes: int = 1, places: list[list[int]] | None = None
     ) -> Snapshot:
         files = {
-            NETWORK: _flat(state.network),
-            AVERAGE: _flat(state.average),
-            OPTIMIZER: {name: _copy(tensor) for name, tensor in state.optimizer.tensors().items()},
+            NETWORK: _copies(optimizer.network.state_dict()),
+            AVERAGE: _copies(optimizer.average.state_dict()),
+            OPTIMIZER: _copies(optimizer.tensors()),
         }
         return cls(step, data, processes, places, files)
 
@@ -86,12 +80,12 @@ def saved(root: Path) -> list[Path]:
     return sorted((path for path in root.glob("step-*") if _step(path) >= 0), key=_step)
 
 
-def resume(root: Path, state: TrainingState) -> dict[str, Any] | None:
+def resume(root: Path, optimizer: Adam) -> dict[str, Any] | None:
     """Read the newest undamaged checkpoint, if there is one, and warn about those that are skipped."""
     damaged = []
     for path in reversed(saved(root)):
         try:
-            return load(path, state)
+            return load(path, optimizer)
         except IhdmError as error:
             print(f"warning: {error}; trying the one before it", file=sys.stderr)
             damaged.append(path.name)
@@ -100,17 +94,17 @@ def resume(root: Path, state: TrainingState) -> dict[str, Any] | None:
     return None
 
 
-def load(path: Path, state: TrainingState) -> dict[str, Any]:
-    """Read a checkpoint into a state of the same shape; return the step, data, processes and places of its manifest."""
+def load(path: Path, optimizer: Adam) -> dict[str, Any]:
+    """Read a checkpoint into an optimiser, its network and average; return step, data, processes and places of it."""
     try:
         manifest = _checked_manifest(path)
         kinds = {"step": int, "data": str, "processes": int}
         facts: dict[str, Any] = {name: kind(manifest[name]) for name, kind in kinds.items()}
         facts["places"] = _checked_places(manifest.get("places"))
         tensors = {name: load_tensors(path / name) for name in TENSORS}
-        _load(state.network, tensors[NETWORK])
-        _load(state.average, tensors[AVERAGE])
-        _load_optimizer(state.optimizer, tensors[OPTIMIZER])
+        _load(optimizer.network, tensors[NETWORK])
+        _load(optimizer.average, tensors[AVERAGE])
+        _load_optimizer(optimizer, tensors[OPTIMIZER])
         return facts
     except (*DAMAGED, RuntimeError, safetensors.SafetensorError) as error:
         raise IhdmError(f"the checkpoint {path} cannot be read ({error})") from error
@@ -154,13 +148,9 @@ def _step(path: Path) -> int:
     return int(digits) if digits.isdecimal() else -1
 
 
-def _flat(module: nn.Module) -> dict[str, Tensor]:
-    return {name: _copy(tensor) for name, tensor in module.state_dict().items()}
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the host."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(whole(tensor.detach()))
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous copies on the host."""
+    return {name: torch.empty(t.shape, dtype=t.dtype).copy_(whole(t.detach())) for name, t in tensors.items()}
 
 
 def _load(module: nn.Module, tensors: dict[str, Tensor]) -> None:

@@ -13,6 +13,11 @@ def rows(values: Tensor, u: Tensor) -> Tensor:
     return values.to(u).view(-1, *[1] * (u.ndim - 1))
 
 
+def everywhere(values: Tensor, u: Tensor) -> Tensor:
+    """Values for the second axis of u, or for its first two, with axes of length 1 appended so that they broadcast."""
+    return values.view(*values.shape, *[1] * (u.ndim - 2))
+
+
 class Constant:
     """A float64 tensor and its copies, one for each device and precision that has asked for it."""
 

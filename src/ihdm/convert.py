@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ihdm.config import Config, load_config, presets
 from ihdm.data import ImageSet, image_shape
 from ihdm.domains import ImageDomain
+from ihdm.domains.domain import by
 from ihdm.errors import IhdmError, UsageError, first_few
 from ihdm.model import Model
 from ihdm.model_folder import NAMED_MOST, ModelConfig
@@ -143,17 +144,13 @@ def _expected(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def _misfits(found: Shapes, expected: Shapes) -> list[str]:
     return [
         *(
-            f"{name} is {_by(found[name])}, not {_by(shape)}"
+            f"{name} is {by(found[name])}, not {by(shape)}"
             for name, shape in expected.items()
             if name in found and found[name] != shape
         ),
         *(f"{name} is missing" for name in expected if name not in found),
         *(f"{name[:80]!a} is not expected" for name in found if name not in expected),
     ]
-
-
-def _by(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
 
 
 def _advice(shapes: Shapes) -> str:

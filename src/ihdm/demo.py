@@ -22,7 +22,7 @@ MOVING, FRAMES = 16, 50  # images and levels in growth.gif
 LONGER = {"mnist-ready": 16, "cifar10-ready": 16}  # models that come with ihdm, and how many images of each
 
 
-def run_demo(out: Path, settings: Iterable[str] = ()) -> None:
+def run_demo(out: Path, settings: Iterable[str]) -> None:
     """Fill `out` with a trained model and pictures; a second call does not train again."""
     config = load_config("digits", settings)
     check_run(out, config, "--out")

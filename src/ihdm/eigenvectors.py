@@ -42,7 +42,7 @@ class Matrix:
     def __len__(self) -> int:
         return len(self.diagonal)
 
-    @property
+    @cached_property
     def nodes(self) -> list[Array]:
         """The nodes of each block."""
         order = np.argsort(self.parts, kind="stable")

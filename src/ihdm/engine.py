@@ -31,6 +31,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 LEAST_BF16_PIXELS = 24 * 24  # smaller images, and volumes, are no faster in bfloat16 on a CPU (docs/design.md)
+WARMUP = 2  # calls before one is recorded
 PATIENCE = 10.0  # seconds that a small product may take
 
 
@@ -285,14 +286,8 @@ class Recorded:
     the GPU, and must find the same tensors in the same places each time, except its arguments.
     """
 
-    def __init__(
-        self,
-        work: Callable[..., Tensor],
-        device: torch.device,
-        generators: Sequence[torch.Generator] = (),
-        warmup: int = 2,
-    ):
-        self.work, self.device, self.generators, self.warmup = work, device, generators, warmup
+    def __init__(self, work: Callable[..., Tensor], device: torch.device, generators: Sequence[torch.Generator]):
+        self.work, self.device, self.generators, self.warmup = work, device, generators, WARMUP
         self._graph: torch.cuda.CUDAGraph | None = None
         self._stream = torch.cuda.Stream(device)
 

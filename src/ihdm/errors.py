@@ -18,7 +18,7 @@ class UsageError(IhdmError, ValueError):
     exit_code = 2
 
 
-def first_few(words: Sequence[str], most: int, between: str = "; ") -> str:
+def first_few(words: Sequence[str], most: int = 5, between: str = "; ") -> str:
     """The first of many words, and how many more there are."""
     more = f" and {len(words) - most:,} more" if len(words) > most else ""
     return between.join(words[:most]) + more

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+
+from ihdm.errors import IhdmError
+
 EXTRAS = {  # what each is for
     "app": "the web page (ihdm app)",
     "hf": "sets on the Hugging Face hub (hf:NAME)",
@@ -16,11 +20,21 @@ EXTRAS = {  # what each is for
 }
 
 
-def install(extra: str = "") -> str:
-    """The command that installs ihdm, with an extra if one is given."""
+def install(extra: str) -> str:
+    """The command that installs ihdm, with an extra unless that is empty."""
     return f"pip install 'ihdm{f'[{extra}]' if extra else ''}'"
 
 
 def needs(what: str, extra: str, *packages: str) -> str:
     """The message when packages of an extra are missing."""
     return f"{what} needs {' and '.join(packages)}: {install(extra)}"
+
+
+def installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def check(what: str, extra: str, *packages: str) -> None:
+    """Refuse, before any work, what cannot be done because packages of an extra are missing."""
+    if missing := [package for package in packages if not installed(package)]:
+        raise IhdmError(needs(what, extra, *missing))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -15,8 +16,8 @@ class Flat:
 
     def __init__(self, tensors: Sequence[Tensor]):
         sizes = [-(-tensor.numel() // ALIGNED) * ALIGNED for tensor in tensors]
-        self.size, self.device = sum(sizes), tensors[0].device
-        starts = [sum(sizes[:number]) for number in range(len(sizes))]
+        *starts, self.size = accumulate(sizes, initial=0)
+        self.device = tensors[0].device
         dense = [torch.empty_like(tensor, device="meta") for tensor in tensors]  # the same memory order, without gaps
         self._places = [(tensor.shape, tensor.stride(), start) for tensor, start in zip(dense, starts)]
 

@@ -21,6 +21,7 @@ from ihdm.eigenvectors import Matrix, lowest
 from ihdm.errors import UsageError
 from ihdm.host import host_bytes
 from ihdm.remembered import remembered
+from ihdm.settings import whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -78,9 +79,8 @@ class GraphLaplacian(Laplacian):
         return laplacian
 
     def _set_up(self, n: int, edges: Array, weights: Array, normalised: bool, modes: int | None, kept: bool) -> None:
-        if modes is not None and modes < 1:
-            raise UsageError(f"modes must be at least 1, not {modes}")
-        modes = min(modes or (n if n <= DENSE_MOST else USUAL_MODES), n)
+        usual = n if n <= DENSE_MOST else USUAL_MODES
+        modes = min(usual if modes is None else whole("modes", modes, 1), n)
         dense = n <= DENSE_MOST or modes == n
         _check_memory(n, modes, dense)
         self.grid, self.edges, self.weights, self.normalised = (n,), edges, weights, normalised
@@ -168,9 +168,7 @@ class _Completed:
 def checked_edges(n: int, edges: ArrayLike, weights: ArrayLike | None = None) -> tuple[Array, Array]:
     """Edges as int64 (E, 2) and their weights as float64 (E,); anything else is refused."""
     edges = _numbers(edges, "edges", 2)
-    if n < 1:
-        raise UsageError(f"a graph has at least one node, not {n}")
-    _check_nodes(edges, n, "edge")
+    _check_nodes(edges, whole("the number of nodes", n, 1), "edge")
     loops = np.flatnonzero(edges[:, 0] == edges[:, 1])
     if len(loops):
         raise UsageError(f"edge {loops[0]} goes from node {edges[loops[0], 0]} to itself; leave out such edges")
@@ -194,7 +192,7 @@ def checked_mesh(positions: ArrayLike, faces: ArrayLike) -> tuple[Array, Array]:
     places = checked_positions(positions)
     faces = _numbers(faces, "faces", 3)
     _check_nodes(faces, len(places), "face")
-    area = _areas(places, faces)
+    area = areas(places, faces)
     flat = np.flatnonzero(area <= 1e-12 * area.max(initial=0))
     if len(flat) or not len(area):
         which = f"face {flat[0]} has no area" if len(flat) else "there are no faces"
@@ -227,9 +225,15 @@ def cotangents(positions: Array, faces: Array) -> tuple[Array, Array]:
     return edges, np.bincount(place.reshape(-1), np.concatenate(halves))
 
 
+def areas(positions: Array, faces: Array) -> Array:
+    """The areas of triangles, (F,)."""
+    one, other = (positions[faces[:, corner]] - positions[faces[:, 0]] for corner in (1, 2))
+    return np.linalg.norm(np.cross(one, other), axis=1) / 2
+
+
 def mean_area(positions: Array, faces: Array) -> float:
     """The mean area of the nodes of a mesh, each of which has a third of its triangles."""
-    return float(_areas(positions, faces).sum()) / len(positions)
+    return float(areas(positions, faces).sum()) / len(positions)
 
 
 def sphere_radius(positions: Array, faces: Array) -> float | None:
@@ -300,11 +304,6 @@ def _check_nodes(rows: Array, n: int, what: str) -> None:
     if len(outside):
         row = ", ".join(map(str, rows[outside[0]]))
         raise UsageError(f"{what} {outside[0]} is {row}, but there are only the nodes 0 to {n - 1}")
-
-
-def _areas(positions: Array, faces: Array) -> Array:
-    one, other = (positions[faces[:, corner]] - positions[faces[:, 0]] for corner in (1, 2))
-    return np.linalg.norm(np.cross(one, other), axis=1) / 2
 
 
 def _check_memory(n: int, modes: int, dense: bool) -> None:

@@ -13,13 +13,11 @@ from ihdm.processes import Process
 
 def check_weaker(ours: ModelConfig, theirs: ModelConfig) -> None:
     """Refuse a model whose network answers another question: of another process, other data or other labels."""
-    one, two = (Config(process=config.process).tree()["process"] for config in (ours, theirs))
-    if one != two:
-        changed = differences(Config(process=ours.process), Config(process=theirs.process))
-        named = (
-            [f"process.{KIND}"] if f"process.{KIND}" in changed else [n for n in changed if n.startswith("process.")]
-        )
-        unlike = ", ".join(f"{name}={changed[name][1]} instead of {changed[name][0]}" for name in named)
+    changed = differences(Config(process=ours.process), Config(process=theirs.process))
+    if changed:
+        kind = f"process.{KIND}"
+        named = {kind: changed[kind]} if kind in changed else changed
+        unlike = ", ".join(f"{name}={their} instead of {our}" for name, (our, their) in named.items())
         raise UsageError(f"the weaker model must have the same process, but it has {unlike}")
     if ours.domain != theirs.domain:
         raise UsageError(

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ihdm.basis import Laplacian, Times, checked_data, checked_times
-from ihdm.constant import Constant
+from ihdm.constant import Constant, everywhere
 from ihdm.settings import whole
 
 # Beyond this length a matrix per sample costs more memory than a fast transform and, on a CPU, time (docs/design.md).
@@ -141,7 +141,7 @@ def _by_coefficients(axis: _MatrixAxis | _FourierAxis, t: Tensor) -> Operator:
     """The blur by way of the coefficients, without a matrix for each time."""
 
     def dissipate(u: Tensor) -> Tensor:
-        decay = torch.exp(_broadcast(t, u) * axis.eigenvalues.like(u))
+        decay = torch.exp(everywhere(t, u) * axis.eigenvalues.like(u))
         return axis.from_spectrum(axis.to_spectrum(u, -1, u.shape[-1]) * decay, -1).movedim(-1, 2)
 
     return dissipate
@@ -184,7 +184,7 @@ class FiniteDifferences:
         """Integrate the heat equation to time t; t as for the Laplacian."""
         blurred, times = checked_data(u, self.grid)[:, None], checked_times(u, t)
         steps = math.ceil(float(times.max()) * 2 * len(self.grid))
-        dt = _broadcast(_columns(times) / max(steps, 1), blurred)
+        dt = everywhere(_columns(times) / max(steps, 1), blurred)
         for _ in range(steps):
             blurred = blurred + dt * self._laplacian(blurred)
         return _without_times(blurred, times).to(u.dtype)
@@ -264,11 +264,6 @@ def _in_turns(operators: dict[int, Operator], u: Tensor, times: Tensor) -> Tenso
 def _without_times(blurred: Tensor, times: Tensor) -> Tensor:
     """(B, L, C, *grid) as the user wants it: (L, B, C, *grid) for several times, (B, C, *grid) for one."""
     return blurred.movedim(1, 0) if times.ndim == 2 else blurred[:, 0]
-
-
-def _broadcast(times: Tensor, u: Tensor) -> Tensor:
-    """Times (B, L), with ones added so that they go with u, (B, L, ...)."""
-    return times.view(*times.shape, *[1] * (u.ndim - 2))
 
 
 def _last_to_first(matrices: Tensor, u: Tensor) -> Tensor:

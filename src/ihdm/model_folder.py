@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ihdm.config import RENAMED, Config, presets, read_text, shipped
 from ihdm.disk import expanded, load_tensors, replaced_file
 from ihdm.domains import Domain, as_domain
+from ihdm.domains.domain import by
 from ihdm.earlier import from_0_1
 from ihdm.errors import IhdmError, UsageError, first_few
 from ihdm.labels import Labels
@@ -163,7 +164,7 @@ def _domain(folder: Path, shape: tuple[int, ...], tree: dict[str, Any]) -> Domai
     if len(shape) < 2:
         raise ValueError(f"the shape of data has channels and at least one more axis, unlike {shape}")
     if shape[0] > MOST_CHANNELS or math.prod(shape[1:]) > MOST_PIXELS:
-        raise ValueError(f"data of {' x '.join(map(str, shape))} are too large for a model")
+        raise ValueError(f"data of {by(shape)} are too large for a model")
     kind: type[Domain] = DOMAINS[str(tree.pop("kind", "images"))]
     return kind.restored(shape, tree, read_tensors(folder / DOMAIN) if (folder / DOMAIN).exists() else {})
 

@@ -23,7 +23,6 @@ LIST = "pack.json"
 OF_A_RUN = ("config.toml", "log.jsonl")  # packed besides the newest checkpoint
 ADDED_TO_MODEL = (CONFIG, DOMAIN, *ADDED)  # the first two say of the weaker network what it is
 NAME = r"config\.toml|log\.jsonl|checkpoints/step-\d+/\w[\w.-]*|model/(config\.json|\w+\.safetensors)"  # in a pack
-NAMED_MOST = 5
 BLOCK = 2**22  # bytes to read at a time
 
 
@@ -31,7 +30,6 @@ def pack(run: Path, out: Path, piece: int) -> dict[str, Any]:
     """Write a run's newest checkpoint to a new folder, in pieces of `piece` bytes; return what pack.json says."""
     if not (run / "config.toml").is_file():
         raise UsageError(f"{run} is not a run folder: it has no config.toml")
-    _check_new(out)
     with locked(run):
         newest = checkpoint.newest(run / "checkpoints")
         names = [name for name in OF_A_RUN if (run / name).exists()]
@@ -49,20 +47,14 @@ def pack(run: Path, out: Path, piece: int) -> dict[str, Any]:
 
 def unpack(pack: Path, run: Path) -> dict[str, Any]:
     """Make a new run folder from a pack. If pieces are missing or damaged, name them and write nothing."""
-    _check_new(run)
     found = _read_list(pack)
     wrong = [f"{name} is {state}" for name, was in found["pieces"].items() if (state := _state(pack / name, was))]
     if wrong:
-        raise IhdmError(f"{pack} is incomplete or damaged: {first_few(wrong, NAMED_MOST, ', ')}; copy them again")
+        raise IhdmError(f"{pack} is incomplete or damaged: {first_few(wrong, between=', ')}; copy them again")
     with replaced_folder(run) as folder:
         pieces = sorted((pack / name for name in found["pieces"]), key=_number)
         _write_files(_blocks(pieces), folder, found["files"])
     return found
-
-
-def _check_new(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists; give the name of a new folder")
 
 
 def _read_list(pack: Path) -> dict[str, Any]:

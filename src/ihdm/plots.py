@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ihdm.errors import IhdmError
-from ihdm.extras import needs
+from ihdm import extras
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,10 +35,7 @@ LONG = 50.0  # an axis whose ends have a larger ratio would have too many powers
 
 def check_available() -> None:
     """Refuse before any work if nothing could be drawn at its end."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise IhdmError(needs("drawing plots", "plots", "matplotlib")) from error
+    extras.check("drawing plots", "plots", "matplotlib")
 
 
 @contextlib.contextmanager

@@ -138,7 +138,7 @@ def _lock_file(run: Path) -> TextIO:
 class Log:
     """log.jsonl, one line of facts at a time, and a tracker, if there is one."""
 
-    def __init__(self, run: Path, step: int, tracker: Tracker | None = None):
+    def __init__(self, run: Path, step: int, tracker: Tracker | None):
         """Continue after `step`: lines of later steps are dropped, as these will be taken again."""
         self.path, self.tracker = run / "log.jsonl", tracker
         lines = self.path.read_text().splitlines() if self.path.exists() else []

@@ -104,8 +104,7 @@ def _unknown(place: str, key: str, known: list[str], owner: str) -> UsageError:
 
 def as_tree(settings: Any) -> dict[str, Any]:
     """A dict of plain values, which `updated` reads back."""
-    tree = {f.name: getattr(settings, f.name) for f in fields(settings)}
-    return {name: _plain(value) for name, value in tree.items()}
+    return {f.name: _plain(getattr(settings, f.name)) for f in fields(settings)}
 
 
 def _plain(value: Any) -> Any:
@@ -116,7 +115,7 @@ def described(settings: Any) -> dict[str, str]:
     """What each setting is about, with its choices, if it has a fixed list of them, and its default."""
     hints, rows = get_type_hints(type(settings)), {}
     for f in fields(settings):
-        default = as_tree(settings)[f.name]
+        default = _plain(getattr(settings, f.name))
         choices = f"{' | '.join(map(str, get_args(hints[f.name])))}; " if get_origin(hints[f.name]) is Literal else ""
         shown = ",".join(map(str, default if isinstance(default, list) else [default])) or "none"
         rows[f.name] = f"{f.metadata['about']} [{choices}default {shown}]"

@@ -32,11 +32,9 @@ STORAGES = {
     "torch IntStorage": torch.int32,
     "torch BoolStorage": torch.bool,
 }
-DICT, TENSOR, PARAMETER = (
-    "collections OrderedDict",
-    "torch._utils _rebuild_tensor_v2",
-    "torch._utils _rebuild_parameter",
-)
+DICT = "collections OrderedDict"
+TENSOR = "torch._utils _rebuild_tensor_v2"
+PARAMETER = "torch._utils _rebuild_parameter"
 NUMPY = {"numpy.core.multiarray scalar", "numpy._core.multiarray scalar", "numpy dtype", "_codecs encode"}
 KNOWN = {*STORAGES, DICT, TENSOR, PARAMETER, *NUMPY}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Mapping
@@ -12,8 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from ihdm.errors import IhdmError
-from ihdm.extras import needs
+from ihdm import extras
 
 PROJECT = "ihdm"
 
@@ -95,20 +93,16 @@ class Trackio:
 KINDS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": Wandb, "trackio": Trackio}
 
 
-def installed(kind: str) -> bool:
-    return importlib.util.find_spec(kind) is not None
-
-
 def check(kind: str) -> None:
     """Refuse a tracker that is not installed, before any work."""
-    if kind in KINDS and not installed(kind):
-        raise IhdmError(needs(f"trainer.tracker={kind}", kind, kind))
+    if kind in KINDS:
+        extras.check(f"trainer.tracker={kind}", kind, kind)
 
 
 def started(kind: str, run: Path, step: int, settings: Mapping[str, Any]) -> Tracker | None:
     """The tracker of a run that starts or resumes after `step`; auto: TensorBoard, if it is installed."""
     if kind == "auto":
-        kind = "tensorboard" if installed("tensorboard") else "none"
+        kind = "tensorboard" if extras.installed("tensorboard") else "none"
     try:
         return KINDS[kind](run, step, settings) if kind in KINDS else None
     except UnicodeEncodeError:

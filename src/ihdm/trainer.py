@@ -139,7 +139,7 @@ class Trainer:
                 if stopping or self._due(settings.checkpoint_every):
                     self._save()
                 if self._due(settings.checkpoint_every):
-                    self._check(log)
+                    self._log_held_out_loss(log)
                 if self._due(settings.sample_every):
                     self._picture(log)
                 if self._due(settings.measure_every):
@@ -220,7 +220,7 @@ class Trainer:
 
     def _resume(self) -> None:
         """Continue from the newest checkpoint, or start the run folder."""
-        facts, config = checkpoint.resume(self.run / "checkpoints", self.training.state), self.config
+        facts, config = checkpoint.resume(self.run / "checkpoints", self.training.optimizer), self.config
         if facts is not None:
             if facts["data"] != self.fingerprint:
                 raise UsageError(
@@ -288,8 +288,8 @@ class Trainer:
         places = self._places()
         if self.accelerator.is_main_process or self.training.sharded:
             self.writer.wait()
-            processes = self.accelerator.num_processes
-            snapshot = checkpoint.Snapshot.of(self.training.state, self.step, self.fingerprint, processes, places)
+            facts = self.step, self.fingerprint, self.accelerator.num_processes, places
+            snapshot = checkpoint.Snapshot.of(self.training.optimizer, *facts)
             model = self.trained_model()
         if self.accelerator.is_main_process:
             settings, run = self.config.trainer, self.run
@@ -310,7 +310,7 @@ class Trainer:
         places = self.batches.places(self.accelerator.process_index, self.accelerator.num_processes)
         return None if places is None else self.accelerator.reduce(places.to(self.device)).tolist()
 
-    def _check(self, log: Log | None) -> None:
+    def _log_held_out_loss(self, log: Log | None) -> None:
         """Log the held-out loss of all levels, and by band."""
         if (log or self.training.sharded) and len(self.images.held_out):
             losses, levels = self._held_out_losses()

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from ihdm import checkpoint, memory
+from ihdm import memory
 from ihdm.config import Config
 from ihdm.data.batches import mirrored
 from ihdm.engine import Lowered, Recorded, compile_ahead, lowered, placed, recorded
@@ -43,7 +43,6 @@ class Training:
             divide(self.average, device, precision)
         self.compiled = config.engine.compile and device.type == "cuda" and not self.sharded
         self.network, self.optimizer = self._with_optimizer(network)
-        self.state = checkpoint.TrainingState(network, self.average, self.optimizer)
         self.generator = torch.Generator(device)
         self.rates, self._update = torch.zeros(2, device=device), self.optimizer.update
         if self.compiled:

@@ -79,9 +79,7 @@ def _fill(page: gr.Blocks, name: str, studio: Studio, firsts: Firsts) -> None:
                 tab(studio, partial(Bench.build, page, firsts))
 
 
-def serve(
-    studios: Mapping[str, Studio], host: str, port: int, open_browser: bool = False, allowed: Iterable[str] = ()
-) -> None:
+def serve(studios: Mapping[str, Studio], host: str, port: int, open_browser: bool, allowed: Iterable[str]) -> None:
     """Serve the page until Ctrl-C. Files of visitors are kept in a folder that is deleted at the end.
 
     allowed: names by which the page can be reached, in addition to those that follow from the host.

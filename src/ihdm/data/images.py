@@ -21,7 +21,6 @@ from ihdm.progress import progress_bar
 
 SIXTEEN_BITS = ("PNG", "PPM")  # formats whose deep images have 16 bits, even if Pillow gives them 32
 SMALL, MOST_THREADS = 96 * 96, 16  # pixels of a small image; most threads for larger ones (benchmarks/data.py)
-NAMED_MOST = 5  # broken images that a warning names
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 GREY_MODES = {"1", "L", "LA", "F"}  # and the integer modes, whose names begin with I
 
@@ -149,7 +148,7 @@ def warn_of_frames(pictures: Pictures) -> None:
 
 def warn_of(broken: dict[int, str], total: int, noun: str = "image") -> None:
     """Warn of what was left out."""
-    shown = first_few([broken[i] for i in sorted(broken)], NAMED_MOST)
+    shown = first_few([broken[i] for i in sorted(broken)])
     print(f"warning: skipped {len(broken):,} of {total:,} {noun}s: {shown}", file=sys.stderr)
 
 

@@ -72,7 +72,7 @@ def named(pictures: Pictures) -> list[str]:
         return _in_archives(pictures)
     if isinstance(pictures, Rows):
         return _in_column(pictures)
-    given: Any = np.atleast_1d(pictures.labels()) if isinstance(pictures, Stack) and pictures.labels else []
+    given: Any = np.atleast_1d(pictures.labels()) if isinstance(pictures, Stack) else []
     return _words(pictures, given) if len(given) else [""] * len(pictures)
 
 

@@ -43,7 +43,7 @@ class LazyImages:
 
     device = torch.device("cpu")
 
-    def __init__(self, decoder: Decoder, skip: bool = False, named: set[str] | None = None):
+    def __init__(self, decoder: Decoder, skip: bool, named: set[str] | None = None):
         self.decoder, self.skip = decoder, skip
         self._named = set() if named is None else named
         self.shape = torch.Size((len(decoder.pictures), *decoder.shape))

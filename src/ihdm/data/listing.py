@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ihdm.cache import cache_folder
 from ihdm.disk import kept_file
+from ihdm.errors import first_few
 
-NAMED_MOST = 5  # links that a warning names
 LARGE = 20_000  # files from which on a listing is remembered
 SETTLED = 60  # seconds without a change before a listing is trusted: a clock's tick may hide a more recent change
 MOUNTS = Path("/proc/self/mountinfo")  # on Linux; elsewhere the kind of a file system is not known
@@ -42,12 +42,8 @@ def files_below(root: Path) -> list[str]:
     now, listing = time.time(), Listing()
     _list(root, "", listing)
     if listing.links:
-        some = ", ".join(listing.links[:NAMED_MOST]) + " ..." * (len(listing.links) > NAMED_MOST)
-        print(
-            f"warning: links in {root} that lead to folders, or to nothing, are left out: {some} "
-            f"({len(listing.links):,} in all)",
-            file=sys.stderr,
-        )
+        some = first_few(listing.links, between=", ")
+        print(f"warning: links in {root} that lead to folders, or to nothing, are left out: {some}", file=sys.stderr)
     if len(listing.files) >= LARGE and _trustworthy(listing, now):
         _remember(index, root, listing)
     return listing.files

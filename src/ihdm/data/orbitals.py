@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -64,6 +65,7 @@ def _psi(kind: str, shape: float, places: Tensor) -> Tensor:
     return shapes[int(shape * len(shapes))](x, y, z, r2) * torch.exp(-r2.sqrt() / 2)  # lengths in units of n / (2 Z)
 
 
+@cache
 def _edge(degree: int) -> float:
     """The length, in the same units, from which on nothing is left of r^l exp(-r / 2)."""
     r = torch.linspace(0, 60, 3001)

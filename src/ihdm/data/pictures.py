@@ -94,9 +94,9 @@ class TarMembers:
 
 
 class Stack:
-    """Images that already are one uint8 array (N, H, W, C). labels: reads their labels, if there are any."""
+    """Images that already are one uint8 array (N, H, W, C). labels: reads their labels; empty if there are none."""
 
-    def __init__(self, origin: str, array: Array, labels: Callable[[], Any] | None = None):
+    def __init__(self, origin: str, array: Array, labels: Callable[[], Any]):
         self.origin, self.array, self.labels = origin, array, labels
 
     def __len__(self) -> int:

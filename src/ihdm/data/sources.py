@@ -13,12 +13,11 @@ from typing import Any
 
 from ihdm.data.archives import is_tar, open_tar, open_zip, tar_files
 from ihdm.data.arrays import idx_stack, image_stacks
-from ihdm.data.images import NAMED_MOST
 from ihdm.data.listing import files_below
 from ihdm.data.pictures import SUFFIXES, Files, Pictures, Rows, TarMembers, ZipMembers
 from ihdm.data.splits import SPLIT_WORDS, grouped, named_split, split_of_image
 from ihdm.disk import expanded, real
-from ihdm.errors import IhdmError, UsageError, unknown
+from ihdm.errors import IhdmError, UsageError, first_few, unknown
 from ihdm.extras import needs
 from ihdm.progress import progress_bar
 
@@ -116,12 +115,8 @@ def warn_of_left_out(folder: Path, files: Sequence[str], taken: Callable[[str], 
     """A folder is read as files of one kind: warn of files of other kinds, which may hold images too."""
     others = [name for name in files if not taken(name) and (split_of_image(name) or _is_set(name))]
     if others:
-        some = ", ".join(others[:NAMED_MOST]) + " ..." * (len(others) > NAMED_MOST)
-        print(
-            f"warning: in {folder} only {len(files) - len(others):,} files are read; images may also be in {some} "
-            f"({len(others):,} in all)",
-            file=sys.stderr,
-        )
+        some, read = first_few(others, between=", "), len(files) - len(others)
+        print(f"warning: in {folder} only {read:,} files are read; images may also be in {some}", file=sys.stderr)
 
 
 def archives_by_split(folder: Path, files: Sequence[str]) -> dict[str, list[Path]]:

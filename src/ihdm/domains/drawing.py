@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ihdm.graph import areas
+
 Array = NDArray[Any]
 
 SIZE = 112  # of each side of a view, in pixels
@@ -80,26 +82,32 @@ def _view(places: Array, faces: Tensor | None) -> tuple[Array, Array, Array]:
             spot = tuple(slice(max(int(c - radius), 0), int(c + radius) + 1) for c in (rows[node], columns[node]))
             nodes[spot], weights[spot], brightness[spot] = node, (1, 0, 0), 1
         return nodes, weights, brightness
-    nearest = np.full((SIZE, SIZE), -np.inf)
-    for face in faces.cpu().numpy():
-        x, y, z = columns[face], rows[face], depth[face]
-        left, right = max(int(x.min()), 0), min(int(x.max()) + 1, SIZE)
-        top, bottom = max(int(y.min()), 0), min(int(y.max()) + 1, SIZE)
-        twice = (x[1] - x[0]) * (y[2] - y[0]) - (x[2] - x[0]) * (y[1] - y[0])
-        if abs(twice) < 1e-9:  # it is seen from its edge
-            continue
+    corners = faces.cpu().numpy()
+    corners = faces.cpu().numpy()
+    x, y = columns[corners], rows[corners]
+    twice = (x[:, 1] - x[:, 0]) * (y[:, 2] - y[:, 0]) - (x[:, 2] - x[:, 0]) * (y[:, 1] - y[:, 0])  # the areas as seen
+    sides = [np.stack([v.min(1).clip(0), v.max(1) + 1], 1).clip(None, SIZE).astype(int).tolist() for v in (y, x)]
+    nearest, which = np.full((SIZE, SIZE), -np.inf), np.full((SIZE, SIZE), -1)
+    for face in np.flatnonzero(abs(twice) >= 1e-9):  # without those that are seen from their edge
+        (top, bottom), (left, right) = (ends[face] for ends in sides)
         across, down = np.arange(left, right) + 0.5, np.arange(top, bottom)[:, None] + 0.5
-        second = ((across - x[0]) * (y[2] - y[0]) - (x[2] - x[0]) * (down - y[0])) / twice
-        third = ((x[1] - x[0]) * (down - y[0]) - (across - x[0]) * (y[1] - y[0])) / twice
-        corners = np.stack([1 - second - third, second, third], -1)
-        height, box = corners @ z, (slice(top, bottom), slice(left, right))
-        seen = (corners >= -1e-9).all(-1) & (height > nearest[box])
-        area = np.linalg.norm(np.cross(places[face[1]] - places[face[0]], places[face[2]] - places[face[0]]))
-        for image, value in (
-            (nearest, height),
-            (nodes, face),
-            (weights, corners),
-            (brightness, DARKEST + (1 - DARKEST) * abs(twice) / area),
-        ):
-            image[box][seen] = np.broadcast_to(value, image[box].shape)[seen]
+        inside, box = _shares(across, down, x[face], y[face], twice[face]), (slice(top, bottom), slice(left, right))
+        height = inside @ depth[corners[face]]
+        ahead = (inside >= -1e-9).all(-1) & (height > nearest[box])
+        nearest[box][ahead], which[box][ahead] = height[ahead], face
+    shown = which >= 0
+    there, (down, across) = which[shown], np.argwhere(shown).T + 0.5
+    nodes[shown], weights[shown] = corners[there], _shares(across, down, x[there], y[there], twice[there])
+    brightness[shown] = DARKEST + (1 - DARKEST) * abs(twice[there]) / (2 * areas(places, corners)[there])
     return nodes, weights, brightness
+
+
+def _shares(across: Array, down: Array, x: Array, y: Array, twice: Array) -> Array:
+    """How much of each corner there is in points of a triangle, (..., 3); some are negative in points outside it.
+
+    x, y: of its corners, (..., 3). twice: its area, doubled.
+    """
+    right, below = across - x[..., 0], down - y[..., 0]
+    second = (right * (y[..., 2] - y[..., 0]) - (x[..., 2] - x[..., 0]) * below) / twice
+    third = ((x[..., 1] - x[..., 0]) * below - right * (y[..., 1] - y[..., 0])) / twice
+    return np.stack([1 - second - third, second, third], -1)

@@ -81,14 +81,14 @@ class VolumeDomain(Domain):
         u = u.float().clamp(0, 1)
         if not len(u):
             return u.new_zeros(0, 3, VIEW, 2 * VIEW)
-        seen = torch.stack([_seen(each) for each in u])
+        rays = _turned(self.grid).to(u)
+        seen = torch.stack([_seen(each, rays) for each in u])
         return torch.cat([seen, _slices(u, VIEW)], -1).cpu()
 
 
-def _seen(u: Tensor) -> Tensor:
+def _seen(u: Tensor, rays: Tensor) -> Tensor:
     """One volume (C, D, H, W) seen a little from above and from the side, (3, VIEW, VIEW): its values are opacities."""
-    grid = _turned(u.shape[1:]).to(u)
-    field = F.grid_sample(u[None], grid, align_corners=False)[0]
+    field = F.grid_sample(u[None], rays, align_corners=False)[0]
     opaque = ((field[: len(COLOURS)] - CLEAR) / (SOLID - CLEAR)).clamp(0, 1)
     slope = torch.stack(torch.gradient(opaque, dim=(1, 2, 3)))  # it points inwards, away from the light
     light = torch.tensor(LIGHT).to(u)

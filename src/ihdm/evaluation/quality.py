@@ -127,10 +127,8 @@ def check_images(metrics: Sequence[str], n: int, images: ImageSet, split: str, a
     if "fid" in metrics and few < FEATURES and not allow_few:
         what, remedy = f"{n:,} samples", f"give --n {FEATURES} or more (50,000 is usual)"
         if reference < FEATURES:
-            what, remedy = (
-                f"{reference:,} images in the {split} split",
-                "leave it out (--metrics kid neighbours spectrum)",
-            )
+            what = f"{reference:,} images in the {split} split"
+            remedy = "leave it out (--metrics kid neighbours spectrum)"
         raise UsageError(
             f"FID compares covariances of {FEATURES:,} features, and {what} do not determine one: the figure "
             f"would be far too high; {remedy}, or accept that with --allow-few"
@@ -282,9 +280,7 @@ def _generate(
 
     def watched() -> Iterator[Tensor]:
         number = share.start
-        own = execution if workers.main else execution.quiet()
-        batches = model.sample_batches(len(share), seed, first=share.start, execution=own, **sampling)
-        for batch in batches:
+        for batch in model.sample_batches(len(share), seed, first=share.start, execution=execution, **sampling):
             if inception is not None:
                 seen.extend(features(inception, [batch], len(batch)))
             if modes is not None:

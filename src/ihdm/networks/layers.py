@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ihdm import kernels
+from ihdm.constant import everywhere
 from ihdm.networks.pyramid import cropped
 
 Resample = Literal["pool", "conv"]
@@ -28,7 +29,7 @@ BUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 class Conv(nn.Module):
     """A convolution of 3 pixels along each axis, initialised as in torch; a residual may be added to its result."""
 
-    def __init__(self, width_in: int, width: int, axes: int = 2, stride: int = 1, zero: bool = False):
+    def __init__(self, width_in: int, width: int, axes: int, stride: int = 1, zero: bool = False):
         super().__init__()
         size = {1: (1, 3), 2: (3, 3), 3: (3, 3, 3)}[axes]
         self.stride, self.padding = tuple(stride if n > 1 else 1 for n in size), tuple(n // 2 for n in size)
@@ -83,7 +84,7 @@ class Mix(nn.Linear):
         if x.requires_grad or x.is_cuda:
             h = _image(super().forward(_pixels(x)), x)
             return h if residual is None else residual + h  # in the memory order of the residual
-        return _sum(_mixed(self.weight, x).add_(_everywhere(self.bias, x)), residual)
+        return _sum(_mixed(self.weight, x).add_(everywhere(self.bias, x)), residual)
 
 
 class LevelEmbedding(nn.Module):
@@ -137,9 +138,9 @@ class Norm(nn.GroupNorm):
             options = self.num_groups, self.eps, self.silu, shift, self.dropout, seed
             return kernels.norm(parts, self.weight, self.bias, *options)
         x = parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
-        h = x if shift is None else x + _everywhere(shift, x)
-        wide = h if h.device.type == "cpu" else h.float()  # on a CPU group_norm computes in float32 by itself
-        y = F.group_norm(wide, self.num_groups, self.weight, self.bias, self.eps).to(x.dtype)
+        h = x if shift is None else x + everywhere(shift, x)
+        precise = h if h.device.type == "cpu" else h.float()  # on a CPU group_norm computes in float32 by itself
+        y = F.group_norm(precise, self.num_groups, self.weight, self.bias, self.eps).to(x.dtype)
         y = F.silu(y, inplace=not y.requires_grad) if self.silu else y
         return F.dropout(y, self.dropout, seed is not None), x
 
@@ -147,7 +148,7 @@ class Norm(nn.GroupNorm):
 class Block(nn.Module):
     """A residual block, h = skip(x) + f(x, k), followed by attention if asked for."""
 
-    def __init__(self, width_in: int, width: int, embedding: int, dropout: float, axes: int = 2, attend: bool = False):
+    def __init__(self, width_in: int, width: int, embedding: int, dropout: float, axes: int, attend: bool):
         super().__init__()
         self.enter_norm = Norm(width_in, silu=True)
         self.enter = Conv(width_in, width, axes)
@@ -274,13 +275,8 @@ def _mixed(weight: Tensor, x: Tensor) -> Tensor:
     return (weight @ x.flatten(2)).unflatten(2, x.shape[2:])
 
 
-def _everywhere(vector: Tensor, x: Tensor) -> Tensor:
-    """Channels (C,) or (B, C), with axes of length 1 appended so that they broadcast with feature maps."""
-    return vector.view(*vector.shape, *[1] * (x.ndim - 2))
-
-
 def _biased(h: Tensor, bias: Tensor) -> Tensor:
-    return kernels.add(h, bias) if bias.ndim == 2 else h + _everywhere(bias, h)
+    return kernels.add(h, bias) if bias.ndim == 2 else h + everywhere(bias, h)
 
 
 def _sum(h: Tensor, residual: Tensor | None) -> Tensor:

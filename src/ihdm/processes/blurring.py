@@ -69,7 +69,7 @@ class Blurring(NoisePredicting):
     def from_state(
         cls, settings: BlurringSettings, sampling: EtaSteps, domain: Domain, state: Mapping[str, Tensor]
     ) -> Blurring:
-        return cls(settings, sampling, domain.laplacian, kept(state, settings.skip, domain.shape))
+        return cls(settings, sampling, domain.laplacian, kept(state, settings.skip, domain.shape, {}))
 
     def centre_like(self, u_hat: Tensor) -> Tensor:
         """Mid-grey, which has only a coefficient of frequency 0."""

@@ -71,15 +71,14 @@ class GrowingHeat(NoisePredicting):
         laplacian = domain.laplacian
         t_K = float(settings.schedule(laplacian).t[-1])
         spectrum = measured(laplacian, settings.skip, batches)
-        return cls(
-            settings, sampling, Prior.from_images(laplacian, t_K, batches(None, "blurring for the prior")), spectrum
-        )
+        prior = Prior.from_images(laplacian, t_K, batches(None, "blurring for the prior"))
+        return cls(settings, sampling, prior, spectrum)
 
     @classmethod
     def from_state(
         cls, settings: GrowingSettings, sampling: EtaSteps, domain: Domain, state: Mapping[str, Tensor]
     ) -> GrowingHeat:
-        spectrum = kept(state, settings.skip, domain.shape, prior_coefficients=(None, domain.shape[0], None))
+        spectrum = kept(state, settings.skip, domain.shape, {"prior.coefficients": (None, domain.shape[0], None)})
         t_K = float(settings.schedule(domain.laplacian).t[-1])
         return cls(settings, sampling, Prior(domain.laplacian, t_K, state["prior.coefficients"]), spectrum)
 

@@ -75,11 +75,7 @@ class HeatBound:
             return squared[:, None]
         spectrum, variance = self.process.laplacian.to_spectrum(errors), self._variance.like(errors)
         by_frequency = rotate(spectrum, self._axes.like(errors)).square() / variance + (2 * math.pi * variance).log()
-        terms = (
-            self.process.chain_term(spectrum, k),
-            by_frequency / 2,
-            discrete_nll(u_0, u_0 + errors, self.spread),
-        )
+        terms = self.process.chain_term(spectrum, k), by_frequency / 2, discrete_nll(u_0, u_0 + errors, self.spread)
         return torch.stack([squared, *(term.flatten(1).sum(1) for term in terms)], dim=1)
 
     def terms(self, answers: Tensor, first: bool) -> Tensor:

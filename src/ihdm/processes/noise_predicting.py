@@ -122,15 +122,15 @@ def floored(decay: Tensor) -> Tensor:
 
 def measured(laplacian: Laplacian, skip: Skip, batches: Batches) -> Spectrum | None:
     """The spectrum of training images, if it is needed."""
-    return (
-        Spectrum.from_images(laplacian, batches(SPECTRUM_MOST, "measuring the spectrum")) if skip == "linear" else None
-    )
+    if skip == "plain":
+        return None
+    return Spectrum.from_images(laplacian, batches(SPECTRUM_MOST, "measuring the spectrum"))
 
 
 def kept(
-    state: Mapping[str, Tensor], skip: Skip, shape: tuple[int, ...], **others: tuple[int | None, ...]
+    state: Mapping[str, Tensor], skip: Skip, shape: tuple[int, ...], others: Mapping[str, tuple[int | None, ...]]
 ) -> Spectrum | None:
-    """The spectrum as it was saved; ValueError if the state does not have exactly the expected tensors."""
+    """The spectrum as it was saved; ValueError if the state does not have exactly its tensors and the others."""
     shapes = Spectrum.shapes(shape) if skip == "linear" else {}
-    fitting(state, shapes | {name.replace("_", ".", 1): form for name, form in others.items()})
+    fitting(state, {**shapes, **others})
     return Spectrum.from_state(state) if shapes else None

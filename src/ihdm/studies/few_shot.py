@@ -31,8 +31,8 @@ CLAIM = (
 def study(lab: Lab) -> Findings:
     others = lab.held_out(SAMPLES)
     few = ImageSet(f"{lab.images.name}-{IMAGES}", lab.images.train[:IMAGES], lab.images.held_out)
-    every = max(1, lab.config.trainer.steps // STAGES)
-    stages = (f"trainer.checkpoint_every={every}", f"trainer.keep={STAGES + 1}", "trainer.decay=0")
+    interval = max(1, lab.config.trainer.steps // STAGES)
+    stages = (f"trainer.checkpoint_every={interval}", f"trainer.keep={STAGES + 1}", "trainer.decay=0")
     kinds = {"inverse heat": (), "DDPM": lab.diffusion}
     scores: dict[str, list[float | None]] = {}
     losses: dict[str, list[float]] = {}

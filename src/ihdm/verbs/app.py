@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Container
 from typing import Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
+from ihdm import extras
 from ihdm.config import Device, Precision, shipped
 from ihdm.disk import expanded, real
-from ihdm.errors import IhdmError
-from ihdm.extras import needs
 
 
 def app(
@@ -36,8 +34,7 @@ def app(
         open: open the page in a browser
         allow_host: another host name for the page, e.g. behind a proxy
     """
-    if importlib.util.find_spec("gradio") is None:
-        raise IhdmError(needs("the page", "app", "gradio"))
+    extras.check("the page", "app", "gradio")
     from ihdm.app.door import Addresses
     from ihdm.app.page import free_port, serve
     from ihdm.app.studio import Studio

@@ -102,7 +102,7 @@ def evaluate(
             seed=seed,
             workers=team,
             figures=figures,
-            execution=computing.execution(place, loaded.config.shape),
+            execution=computing.execution(place, loaded.config.shape, team.main),
             labels=label,
             guidance=guidance,
         )

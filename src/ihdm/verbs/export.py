@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
+from ihdm import extras
 from ihdm.disk import replaced_folder
-from ihdm.errors import IhdmError, UsageError
+from ihdm.errors import UsageError
 from ihdm.export import Format
-from ihdm.extras import needs
 from ihdm.verbs.words import AS_THE_MODEL_HAS_IT, HowToSample, ModelName, check_new_folder
 
 FOR_ONNX = ("onnx", "onnxscript", "onnxruntime")
@@ -43,7 +42,7 @@ def export(
         format: a diffusers pipeline, ONNX graphs, torch.export programs, or a page that samples in the browser
     """
     if format in ("onnx", "web"):
-        _check_packages(FOR_ONNX)
+        extras.check("ONNX", "onnx", *FOR_ONNX)
     check_new_folder(out, "export")
     from ihdm.export import folders
     from ihdm.model import Model
@@ -64,9 +63,3 @@ def export(
     if isinstance(loaded.process, FromImages):
         print(f"it holds blurred copies of the training {domain.noun}s: share it only where you may share those")
     print(f"next: {NEXT[format].format(out=shlex.quote(str(out)))}")
-
-
-def _check_packages(names: tuple[str, ...]) -> None:
-    missing = [name for name in names if importlib.util.find_spec(name) is None]
-    if missing:
-        raise IhdmError(needs("ONNX", "onnx", *missing))

@@ -10,7 +10,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from ihdm.errors import UsageError
-from ihdm.verbs.words import check_folder
+from ihdm.verbs.words import check_new_folder
 
 UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SMALLEST = 1000  # bytes in a piece, at least
@@ -30,7 +30,7 @@ def pack(
         piece: largest piece, such as 15MB or 64MiB
     """
     size = _bytes(piece)
-    check_folder(out.absolute().parent)
+    check_new_folder(out, "pieces")
     from ihdm import packing
 
     found = packing.pack(run, out, size)
@@ -50,7 +50,7 @@ def unpack(
         pack: the folder with the pieces and pack.json
         run: a new folder for the run
     """
-    check_folder(run.absolute().parent)
+    check_new_folder(run, "run")
     from ihdm import packing
 
     found = packing.unpack(pack, run)
