@@ -238,6 +238,11 @@ def test_image_i_depends_on_the_seed_and_i_alone(model, way):
     assert torch.cat(list(model.sample_batches(5, seed=3))).shape == images.shape
 
 
+def test_no_images_at_all(model):
+    assert model.sample(0).shape == (0, *model.config.shape)
+    assert all(images.shape == (0, *model.config.shape) for _, images in model.trajectory(0))
+
+
 def test_between_two_starts_are_starts(model):
     one, other = (SeededNoise(seed, torch.arange(5), model.config.shape) for seed in (1, 2))
     found = model.process.between(one, other, torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0]))
