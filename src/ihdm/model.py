@@ -120,7 +120,7 @@ class Model(nn.Module):
         All other options are sampling settings of the process, such as steps and eta.
         """
         batches = self._batches(n, seed, **options)
-        return torch.cat([torch.empty(0, *self.config.shape), *(batch.cpu() for batch in batches)])
+        return torch.cat([torch.empty(0, *self.config.shape, dtype=torch.float32), *(batch.cpu() for batch in batches)])
 
     def sample_batches(self, n: int, seed: int = 0, **options: Any) -> Iterator[Tensor]:
         """The images of `sample`, with its options, as uint8 batches on the CPU: any number in little memory.
