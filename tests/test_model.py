@@ -165,6 +165,13 @@ def test_saving_and_loading_is_the_identity(model, folder, tmp_path):
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
+def test_random_numbers_of_the_program_go_on_as_if_nothing_had_been_loaded_or_sampled(folder):
+    before = torch.get_rng_state()
+    model = Model.from_pretrained(folder)
+    list(model.trajectory(2)), model.sample(2), model.restore(torch.rand(1, 8, 8, generator=torch.Generator()), n=1)
+    assert torch.get_rng_state().equal(before)
+
+
 def test_a_folder_holds_only_json_text_and_safetensors(folder):
     assert {file.name for file in folder.iterdir()} == {
         "config.json",

@@ -369,11 +369,12 @@ class Model(nn.Module):
     @classmethod
     def _read(cls, folder: Path, guided: bool) -> Model:
         config = read_config(folder, guided)
-        network, process, labels = read_weights(folder, config)
-        model = cls(config, process, network, labels)
-        model.guide = read_guide(folder, config)
-        model.familiar = read_calibrated(folder / FAMILIAR, Familiar.of)
-        model.reader = read_calibrated(folder / READER, partial(WidthReader.of, shape=config.shape))
+        with torch.random.fork_rng(devices=[]):  # networks draw their weights before they are read
+            network, process, labels = read_weights(folder, config)
+            model = cls(config, process, network, labels)
+            model.guide = read_guide(folder, config)
+            model.familiar = read_calibrated(folder / FAMILIAR, Familiar.of)
+            model.reader = read_calibrated(folder / READER, partial(WidthReader.of, shape=config.shape))
         return model
 
 
