@@ -186,7 +186,8 @@ def test_what_is_no_volume_is_refused(tmp_path, content, message):
         load_images(config(tmp_path / "some.npy"))
 
 
-def test_what_volumes_cannot_be_read_from_is_refused(tmp_path, cubes):
+def test_what_volumes_cannot_be_read_from_is_refused(tmp_path, cubes, monkeypatch):
+    monkeypatch.delenv("IHDM_DATA", raising=False)  # which may have mnist
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("none")
     (tmp_path / "text" / "b.npy").write_text("none")
