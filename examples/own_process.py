@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ihdm.cli import main
 from ihdm.constant import Constant
 from ihdm.domains import Domain
-from ihdm.noise import SeededNoise
+from ihdm.noise import InterpolatedNoise, SeededNoise
 from ihdm.processes import Network, Process, Steps
 from ihdm.processes.process import Batches, fitting
 from ihdm.registry import NETWORKS, PROCESSES
@@ -61,7 +61,7 @@ class Fading(Process):
         kept = s_j * (1 - s_k) / (s_k * (1 - s_j))  # how much of it u_j had, if images fade step by step
         return self.noised(u_0, j, kept * seen + (1 - kept**2).sqrt() * eps)
 
-    def start(self, noise: SeededNoise) -> Tensor:
+    def start(self, noise: SeededNoise | InterpolatedNoise) -> Tensor:
         eps = noise(self.K + 1)
         return self.mean.like(eps) + self.noise * eps
 

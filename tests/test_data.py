@@ -47,6 +47,12 @@ def folder(tmp_path):
     return tmp_path / "photos"
 
 
+@pytest.mark.parametrize("given", ["digits", Config()])
+def test_only_settings_of_data_say_what_to_load(given):
+    with pytest.raises(TypeError, match=r"settings of data, such as load_config\('digits'\)\.data, not (str|Config)"):
+        load_images(given)
+
+
 def test_digits_are_embedded():
     images = load("digits")
     assert images.shape == (1, 8, 8)

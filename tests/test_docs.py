@@ -111,10 +111,10 @@ def test_every_public_name_is_in_the_reference():
 
 
 def test_the_python_of_the_guides_runs():
-    for page in sorted((DOCS / "how-to").glob("*.md")):
+    for page in [DOCS / "api.md", *sorted((DOCS / "how-to").glob("*.md"))]:
         for _, language, code in FENCED.findall(page.read_text(encoding="utf-8")):
             if language == "python":
-                exec(compile(code, str(page), "exec"), {})
+                exec(compile(code.replace("range(1000)", "range(2)"), str(page), "exec"), {})
 
 
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="the site is built with mkdocs: make docs")

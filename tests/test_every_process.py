@@ -89,6 +89,13 @@ def test_states_have_their_marginals(case):
         torch.testing.assert_close(covariance, torch.eye(len(covariance)).double(), atol=0.05, rtol=0)
 
 
+def test_one_level_for_all_is_the_same_as_one_for_each(case):
+    u_0, eps = laws.draws(3), laws.white(3, 1)
+    for k in {0, 1, case.process.K}:
+        each = case.process.noised(u_0, torch.full((3,), k), eps)
+        torch.testing.assert_close(case.process.noised(u_0, torch.tensor(k), eps), each, rtol=0, atol=1e-12)
+
+
 def test_levels_are_drawn_from_1_to_K(case, generator):
     k, eps = case.process.draw((1000, *laws.SHAPE), generator)
     assert k.shape == (1000,) and int(k.min()) == 1 and int(k.max()) == case.process.K
@@ -229,6 +236,11 @@ def test_image_i_depends_on_the_seed_and_i_alone(model, way):
         torch.testing.assert_close(batched, images, atol=1e-5, rtol=0)
     torch.testing.assert_close(model.sample(2, seed=3, first=3), images[3:], atol=1e-5, rtol=0)
     assert torch.cat(list(model.sample_batches(5, seed=3))).shape == images.shape
+
+
+def test_no_images_at_all(model):
+    assert model.sample(0).shape == (0, *model.config.shape)
+    assert all(images.shape == (0, *model.config.shape) for _, images in model.trajectory(0))
 
 
 def test_between_two_starts_are_starts(model):

@@ -131,6 +131,26 @@ def test_wrong_shapes_and_types_are_refused():
     assert GridLaplacian(np.array([8, 6])).grid == (8, 6)
 
 
+@pytest.mark.parametrize("operator", [GridLaplacian, GaussianFilter])
+@pytest.mark.parametrize("grid", [(7,), (8, 6)])
+def test_no_samples_at_all_are_blurred_too(operator, grid):
+    u = image(grid)[:0]
+    assert operator(grid).dissipate(u, torch.zeros(0)).shape == u.shape
+    assert operator(grid).dissipate(u, torch.zeros(3, 0)).shape == (3, *u.shape)
+
+
+def test_tracing_a_program_before_the_first_use_leaves_nothing_behind():
+    laplacian, u = GridLaplacian((8, 6)), image((8, 6)).float()
+
+    class Module(torch.nn.Module):
+        def forward(self, u: torch.Tensor) -> torch.Tensor:
+            return laplacian.from_spectrum(laplacian.to_spectrum(u))
+
+    program = torch.export.export(Module(), (u,))
+    torch.testing.assert_close(laplacian.dissipate(u, 0.0), u)
+    torch.testing.assert_close(program.module()(u), u)
+
+
 LINES = GridLaplacian((4,)), GaussianFilter((4,)), FiniteDifferences((4,)), GraphLaplacian(4, [[0, 1], [1, 2], [2, 3]])
 
 

@@ -91,6 +91,16 @@ def test_weights_of_any_type_compute_in_the_precision_asked_for(dtype, model):
     torch.testing.assert_close(model.to(dtype).sample(2), exact, atol=1e-6 if dtype == torch.float64 else 0.05, rtol=0)
 
 
+def test_samples_are_float32_whatever_is_usual_in_the_program(model):
+    images = model.sample(2)
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.testing.assert_close(model.sample(2), images, rtol=0, atol=0)
+        assert model.sample(0).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_image_i_does_not_depend_on_the_batch(model):
     whole = model.sample(7, seed=3)
     torch.testing.assert_close(model.sample(7, seed=3, execution=Execution(batch_size=2)), whole, atol=1e-5, rtol=0)
@@ -153,6 +163,13 @@ def test_saving_and_loading_is_the_identity(model, folder, tmp_path):
     loaded.save_pretrained(tmp_path / "again")
     for file in folder.iterdir():
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def test_random_numbers_of_the_program_go_on_as_if_nothing_had_been_loaded_or_sampled(folder):
+    before = torch.get_rng_state()
+    model = Model.from_pretrained(folder)
+    list(model.trajectory(2)), model.sample(2), model.restore(torch.rand(1, 8, 8, generator=torch.Generator()), n=1)
+    assert torch.get_rng_state().equal(before)
 
 
 def test_a_folder_holds_only_json_text_and_safetensors(folder):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ import torch.nn.functional as F
 from ihdm import memory
 from ihdm.config import load_config
 from ihdm.engine import lowered
+from ihdm.errors import UsageError
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network, layers
 from ihdm.networks.layers import Attention, Downsample, Skip, Upsample
@@ -46,6 +49,21 @@ def test_any_size_and_any_number_of_channels(resample, size, channels):
 def test_volumes_may_be_thin(size):
     u = torch.randn(2, 1, *size)
     assert tiny(axes=3)(u, torch.tensor([1, 7])).shape == u.shape
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"resample": "nearest"}, "network.resample must be one of 'pool', 'conv', not 'nearest'"),
+        ({"attention": (1, 4)}, "network.attention names resolution 4, but network.multipliers gives only"),
+        ({"multipliers": (), "attention": ()}, "network.multipliers must give at least one resolution"),
+        ({"groups": 3}, "network.channels=8 cannot be divided into network.groups=3"),
+        ({"dropout": 2}, "network.dropout must be at most 0.99, not 2"),
+    ],
+)
+def test_settings_that_are_given_in_python_are_checked_too(given, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        UNet(1, 1, **{"channels": 8, "multipliers": (1, 2), "blocks": 1, "attention": (), **given})
 
 
 def test_a_fresh_network_answers_zero():

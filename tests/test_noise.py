@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import scipy.stats
 import torch
@@ -57,8 +58,11 @@ def test_whole_numbers_of_any_type_name_the_same_images(kind):
 
 
 def test_images_are_not_named_by_fractions():
-    with pytest.raises(UsageError, match=r"images must be whole numbers, .*, not torch\.float32"):
+    with pytest.raises(UsageError, match=r"images must be whole numbers in a tensor, .*, not torch\.float32"):
         SeededNoise(0, torch.zeros(2), (1, 4, 4))
+    for given in (range(2), [0, 1], np.arange(2)):
+        with pytest.raises(UsageError, match=r"images must be whole numbers in a tensor, such as .*, not"):
+            SeededNoise(0, given, (1, 4, 4))
 
 
 def test_any_integer_is_a_seed():

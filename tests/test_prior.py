@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ihdm.heat import GridLaplacian
+from ihdm.heat import GaussianFilter, GridLaplacian
 from ihdm.noise import SeededNoise
 from ihdm.prior import Prior, kept_modes
+from ihdm.processes import Spectrum
 
 
 @pytest.mark.parametrize(("grid", "sigma_B"), [((32, 32), 24.0), ((32, 32), 6.0), ((9, 17), 5.0), ((8, 8), 0.5)])
@@ -39,6 +40,15 @@ def test_samples_are_blurred_images_plus_delta_noise(generator):
 def test_coefficients_of_another_shape_are_refused():
     with pytest.raises(ValueError, match="do not fit"):
         Prior(GridLaplacian((8, 8)), 8.0, torch.zeros(5, 1, 2))
+
+
+def test_images_that_are_not_in_the_unit_range_yet_are_refused():
+    laplacian, images = GridLaplacian((8, 8)), torch.full((5, 1, 8, 8), 200, dtype=torch.uint8)
+    for blur in (None, GaussianFilter((8, 8))):
+        with pytest.raises(TypeError, match=r"got torch\.uint8; scale images to \[0, 1\] first"):
+            Prior.from_images(laplacian, 8.0, [images], blur)
+    with pytest.raises(TypeError, match=r"got torch\.uint8; scale images to \[0, 1\] first"):
+        Spectrum.from_images(laplacian, [images])
 
 
 def test_colours_are_the_averages_of_the_training_images(generator):

@@ -11,6 +11,7 @@ import torch
 from ihdm.errors import UsageError
 from ihdm.heat import GaussianFilter, GridLaplacian
 from ihdm.noise import SeededNoise
+from ihdm.prior import Prior
 from ihdm.processes import IdentitySkip, InverseHeat, LinearPredictor, LinearSkip, Spectrum
 from ihdm.processes.inverse_heat import HeatSampling, HeatSettings
 from ihdm.sampler import sample
@@ -110,6 +111,13 @@ def test_negative_noise_is_refused():
         replace(process(), sigma=-0.1)
     with pytest.raises(UsageError, match="delta_ratio must be at least 0"):
         process().with_sampling(delta_ratio=-0.1)
+
+
+def test_a_prior_of_another_level_is_refused():
+    """As if its blur were given as a width in pixels, and not as a time."""
+    prior = Prior.from_images(GridLaplacian(GRID), 4.0, [images(3)])
+    with pytest.raises(ValueError, match=r"blurred for a time of 4, but level K is at 8; make it with float\(sched"):
+        replace(process(), prior=prior)
 
 
 def test_a_process_without_a_prior_says_that_it_needs_a_start():

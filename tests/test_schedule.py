@@ -31,3 +31,9 @@ def test_a_single_level_is_the_coarsest():
 def test_impossible_schedules_are_refused(arguments):
     with pytest.raises(ValueError):
         Schedule(*arguments)
+
+
+@pytest.mark.parametrize("K", [0, 10.5, "10", None])
+def test_numbers_of_levels_that_are_none_are_refused_in_words(K):
+    with pytest.raises(ValueError, match=f"K must be a whole number of at least 1, not {K!r}"):
+        Schedule(K, 5.0)

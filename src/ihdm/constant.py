@@ -32,7 +32,10 @@ class Constant:
     def like(self, u: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """The constant on the device of `u` and in its precision, or in another type."""
         key = (u.device, dtype or u.dtype)
-        if key not in self._copies:
-            with torch.inference_mode(False):  # or training could not use the copy
-                self._copies[key] = self.value.to(*key, copy=True)
-        return self._copies[key]
+        if key in self._copies:
+            return self._copies[key]
+        with torch.inference_mode(False):  # or training could not use the copy
+            found = self.value.to(*key, copy=True)
+        if type(found) is Tensor:  # while a program is traced it is a stand-in without values, which must not stay
+            self._copies[key] = found
+        return found

@@ -248,7 +248,7 @@ def _outer_sum(axes: list[Tensor]) -> Tensor:
 
 def _columns(times: Tensor) -> Tensor:
     """Times as (B, L), or (1, 1) for one time."""
-    return times.view(1, 1) if times.ndim == 0 else times.view(-1, times.shape[-1]).T
+    return torch.atleast_2d(times).T
 
 
 def _in_turns(operators: dict[int, Operator], u: Tensor, times: Tensor) -> Tensor:

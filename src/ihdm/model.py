@@ -120,7 +120,7 @@ class Model(nn.Module):
         All other options are sampling settings of the process, such as steps and eta.
         """
         batches = self._batches(n, seed, **options)
-        return torch.cat([torch.empty(0, *self.config.shape), *(batch.cpu() for batch in batches)])
+        return torch.cat([torch.empty(0, *self.config.shape, dtype=torch.float32), *(batch.cpu() for batch in batches)])
 
     def sample_batches(self, n: int, seed: int = 0, **options: Any) -> Iterator[Tensor]:
         """The images of `sample`, with its options, as uint8 batches on the CPU: any number in little memory.
@@ -369,11 +369,12 @@ class Model(nn.Module):
     @classmethod
     def _read(cls, folder: Path, guided: bool) -> Model:
         config = read_config(folder, guided)
-        network, process, labels = read_weights(folder, config)
-        model = cls(config, process, network, labels)
-        model.guide = read_guide(folder, config)
-        model.familiar = read_calibrated(folder / FAMILIAR, Familiar.of)
-        model.reader = read_calibrated(folder / READER, partial(WidthReader.of, shape=config.shape))
+        with torch.random.fork_rng(devices=[]):  # networks draw their weights before they are read
+            network, process, labels = read_weights(folder, config)
+            model = cls(config, process, network, labels)
+            model.guide = read_guide(folder, config)
+            model.familiar = read_calibrated(folder / FAMILIAR, Familiar.of)
+            model.reader = read_calibrated(folder / READER, partial(WidthReader.of, shape=config.shape))
         return model
 
 

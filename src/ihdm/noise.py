@@ -58,8 +58,9 @@ class SeededNoise:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", whole("seed", self.seed))
-        if self.images.is_floating_point():
-            raise UsageError(f"images must be whole numbers, such as torch.arange(8), not {self.images.dtype}")
+        if not isinstance(self.images, Tensor) or self.images.is_floating_point():
+            what = getattr(self.images, "dtype", type(self.images).__name__)
+            raise UsageError(f"images must be whole numbers in a tensor, such as torch.arange(8), not {what}")
         object.__setattr__(self, "images", self.images.long())  # keys have 64 bits
 
     def __call__(self, k: Tensor | int) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ihdm.basis import Laplacian
+from ihdm.basis import Laplacian, checked_data
 from ihdm.heat import GaussianFilter
 
 ROUNDING = 2.0**-24  # half a unit in the last place of a float32 near 1
@@ -90,10 +90,11 @@ def kept_modes(laplacian: Laplacian, t_K: float) -> Tensor:
 
 def _blurred(laplacian: Laplacian, t_K: float, u_0: Tensor, blur: GaussianFilter | None) -> Tensor:
     """The kept entries of V^T F(t_K) u_0, float64, computed from as few coefficients as hold them."""
+    u_0 = checked_data(u_0, laplacian.grid).double()
     if blur is not None:
-        return laplacian.to_spectrum(blur.dissipate(u_0.double(), t_K)).flatten(2)
+        return laplacian.to_spectrum(blur.dissipate(u_0, t_K)).flatten(2)
     kept = kept_modes(laplacian, t_K)
     lowest = (kept.nonzero().max(0).values + 1).tolist()
     low_kept = kept[tuple(slice(count) for count in lowest)].to(u_0.device)
     decay = laplacian.left(t_K)[kept].to(u_0.device)
-    return laplacian.to_spectrum(u_0.double(), lowest)[..., low_kept] * decay
+    return laplacian.to_spectrum(u_0, lowest)[..., low_kept] * decay

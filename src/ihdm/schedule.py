@@ -9,6 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ihdm.settings import whole
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -22,8 +24,7 @@ class Schedule:
     sigma_B_min: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.K < 1:
-            raise ValueError(f"K, the number of levels, must be at least 1, not {self.K}")
+        whole("K", self.K, 1)
         if not 0 < self.sigma_B_min < self.sigma_B_max < math.inf:
             raise ValueError(
                 f"blur widths must satisfy 0 < sigma_B_min < sigma_B_max, not {self.sigma_B_min} and {self.sigma_B_max}"

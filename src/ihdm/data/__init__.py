@@ -101,6 +101,8 @@ def load_images(config: DataConfig, held_out_most: int | None = HELD_OUT_MOST, l
     held_out_most: how many of those held out to keep at most; None keeps all. lazy: if data.memory allows it, leave
     training images where they are and decode each when it is needed.
     """
+    if not isinstance(config, DataConfig):
+        raise TypeError(f"expected settings of data, such as load_config('digits').data, not {type(config).__name__}")
     if config.kind != "images":
         return reader(config.kind).load(config, held_out_most)
     if config.stream:

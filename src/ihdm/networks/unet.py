@@ -35,7 +35,7 @@ from ihdm.networks.layers import (
     wide,
 )
 from ihdm.networks.pyramid import Part, by_counts, by_levels, counts, embedded, joined
-from ihdm.settings import setting
+from ihdm.settings import check, setting
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,8 @@ class UNet(nn.Module):
         axes: int = 2,
     ):
         super().__init__()
+        given = channels, tuple(multipliers), blocks, tuple(attention), dropout, resample, groups, tuple(pyramid)
+        check(UNetSettings(*given), "network.")
         self.dropout, self.pyramid, self.axes = dropout, tuple(pyramid), axes
         self.fused = axes < 3  # the GPU kernels cannot do volumes
         embedding = 4 * channels

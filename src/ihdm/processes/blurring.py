@@ -20,7 +20,7 @@ from ihdm.processes.process import Batches
 from ihdm.processes.spectrum import Spectrum
 from ihdm.settings import setting
 
-LOG_SNR = 10.0  # log(alpha^2 / sigma^2) at the first level, and minus that at the last
+LOG_SNR = 10.0  # log(a^2 / sigma^2) at s = 0, and minus that at s = 1
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ There is no density, and so no likelihood.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -114,7 +115,7 @@ class Cold(Process):
         """A colour drawn from the Gaussian with the mean of the noise, plus the rest of the noise, scaled."""
         eps = noise(self.K + 1)
         grey = eps.flatten(2).mean(2)
-        colour = self._mean.like(eps) + grey * eps[0, 0].numel() ** 0.5 @ self._root.like(eps)
+        colour = self._mean.like(eps) + grey * math.prod(self.laplacian.grid) ** 0.5 @ self._root.like(eps)
         ones = [1] * len(self.laplacian.grid)
         return colour.view(*grey.shape, *ones) + self.sampling.start_noise * (eps - grey.view(*grey.shape, *ones))
 

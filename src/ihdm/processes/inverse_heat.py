@@ -6,6 +6,7 @@ steps between any two levels, those of a Markov chain with the same marginals (d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -118,6 +119,12 @@ class InverseHeat(Diagonal):
     def __post_init__(self) -> None:
         if not 0 <= self.sigma < float("inf"):
             raise ValueError(f"the noise must be finite and not negative, but sigma is {self.sigma}")
+        t_K = float(self.schedule.t[-1])
+        if self.prior is not None and not math.isclose(self.prior.t_K, t_K, rel_tol=1e-6):
+            raise ValueError(
+                f"the prior is blurred for a time of {self.prior.t_K:g}, but level K is at {t_K:g}; make it with "
+                f"float(schedule.t[-1])"
+            )
         object.__setattr__(self, "_t", Constant(self.schedule.t))
 
     @property

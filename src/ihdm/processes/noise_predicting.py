@@ -48,7 +48,7 @@ class NoisePredicting(Diagonal):
     # Forward, and what the network learns
 
     def alpha_at(self, k: Tensor, like: Tensor) -> Tensor:
-        return self._alpha.like(like)[k][:, None]
+        return self._alpha.like(like)[k.view(-1)][:, None]
 
     def sigma_at(self, k: Tensor, like: Tensor) -> Tensor:
         return rows(self._sigma.like(like)[k], like)

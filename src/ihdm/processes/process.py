@@ -46,7 +46,8 @@ class Steps:
 class Process(ABC):
     """Levels 0..K, from the image (0) to the blank (K); q(u_k | u_0), and steps from level k to any level j < k.
 
-    States are (B, C, *grid), with images in [0, 1]. Levels are (B,), one per sample; `step` also takes one for all.
+    States are (B, C, *grid), with images in [0, 1]. Levels are (B,), one per sample; `noised` and `step` also
+    take one for all.
     """
 
     Settings: ClassVar[type]

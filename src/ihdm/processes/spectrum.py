@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ihdm.basis import Laplacian
+from ihdm.basis import Laplacian, checked_data
 from ihdm.prior import Prior
 
 LEAST_DECAY = 1e-3  # coefficients of which less is left cannot be recovered from the prior's float32
@@ -35,7 +35,7 @@ class Spectrum:
         """Measure images in [0, 1], given in batches (B, C, *grid), in one pass."""
         count, total, squares = 0, torch.zeros(()), torch.zeros(())
         for u_0 in batches:
-            u_hat = laplacian.to_spectrum(u_0.double())
+            u_hat = laplacian.to_spectrum(checked_data(u_0, laplacian.grid).double())
             count += len(u_hat)
             total = total + u_hat.sum(0).cpu()
             squares = squares + torch.stack([(u_hat * u_hat[:, c, None]).sum(0) for c in range(u_hat.shape[1])]).cpu()
