@@ -36,7 +36,7 @@ exports: .venv/dev ## try every export format, with packages that `make test` do
 lint: .venv/dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy src examples/own_process.py examples/own_study.py
+	$(BIN)/mypy src examples/own_process.py examples/own_study.py examples/own_data.py
 
 format: .venv/dev
 	$(BIN)/ruff check --fix
