@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+import recording
 import torch
 
 from ihdm import memory
@@ -98,6 +99,17 @@ def test_training_goes_on_exactly_and_models_are_saved_whole(config, data, tmp_p
     states = [model.network.state_dict() for model in (one, other, again.trained_model())]
     assert all(states[0][name].equal(state[name]) for state in states[1:] for name in states[0])
     assert one.sample(2).equal(other.sample(2))
+
+
+def test_its_training_can_be_recorded(config, data, tmp_path, monkeypatch):
+    trainers = [Trainer(config, data, tmp_path / name) for name in ("plain", "recorded")]
+    recording.record(monkeypatch)
+    recording.recorded_training(trainers[1])
+    for trainer in trainers:
+        for trainer.step in range(config.trainer.steps):
+            trainer.train_step()
+    for one, other in zip(*(trainer.training.average.parameters() for trainer in trainers)):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
