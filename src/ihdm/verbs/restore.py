@@ -100,7 +100,8 @@ def restore(
     )
     _say(found, domain, found_by, loaded.process.K)
     verdict = loaded.restorer(computed.quiet()).verdict(found.seen)
-    print(verdict.words + ("; its negative does: try --invert" if verdict.inverted else ""))
+    advice = "; the image itself does: leave out --invert" if invert else "; its negative does: try --invert"
+    print(verdict.words + advice * verdict.inverted)
     for path in earlier:
         path.unlink()
     _write(found, given, domain, out)
