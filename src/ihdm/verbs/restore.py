@@ -54,7 +54,7 @@ def restore(
 ) -> None:
     """Make sharp versions of your own blurred image or muffled sound.
 
-    Uses the paper's steps by default. A model with labels is given none.
+    Takes the paper's steps unless --sampler says otherwise. A model that knows labels is told none.
 
     Args:
         model: a model folder, a run folder, owner/name on the hub, or a model that comes with ihdm (see ihdm info)
