@@ -725,6 +725,8 @@ def test_info_of_a_preset_and_of_a_model(model, capsys):
     text = capsys.readouterr().out
     assert "7 steps on blobs" in text and "8x8 in grey" in text and "with 16 images at a time" in text
     assert "4x4 from level" in text and "(network.pyramid)" in text
+    main(["info", "drums"])
+    assert "none; give --data SOURCE" in capsys.readouterr().out
 
 
 def test_info_looks_at_the_images_that_are_given(tmp_path, capsys, monkeypatch):

@@ -57,6 +57,7 @@ def test_what_other_commands_added_to_the_model_moves_too(run, tiny_config, tiny
     (run / "model" / READER).write_bytes(b"what reads widths")
     (run / "model" / DOMAIN).write_bytes(b"a graph")
     main(["pack", str(run), str(tmp_path / "pack")])
+    assert ": 1 piece, " in capsys.readouterr().out
     main(["unpack", str(tmp_path / "pack"), str(tmp_path / "moved")])
     assert sorted(contents(tmp_path / "moved" / "model")) == ["config.json", DOMAIN, "guide.safetensors", READER]
     (tmp_path / "moved" / "model" / DOMAIN).unlink()  # images have none

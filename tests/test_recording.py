@@ -68,7 +68,8 @@ def test_replayed_training_is_training(config, labelled, tmp_path, monkeypatch):
     for trainer in (plain, replayed):
         for trainer.step in range(config.trainer.steps):
             trainer.train_step()
-    for one, other in zip(plain.training.optimizer.average.parameters(), replayed.training.optimizer.average.parameters()):
+    averages = (trainer.training.optimizer.average.parameters() for trainer in (plain, replayed))
+    for one, other in zip(*averages):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
     assert isinstance(replayed.training._update, Replayed) and len(replayed.training._update._graph.operations) > 5
 

@@ -555,6 +555,20 @@ def test_pictures_that_the_model_does_not_know_are_told_from_those_that_it_does(
         assert found.unusual and not found.inverted
 
 
+def test_what_to_do_about_a_negative_depends_on_whether_one_was_asked_for(digits, tmp_path, capsys):
+    _, images = digits
+    blurred = to_bytes(by_heat(images[1], 3.0))[0].numpy()
+    Image.fromarray(blurred).save(tmp_path / "digit.png")
+    Image.fromarray(255 - blurred).save(tmp_path / "negative.png")
+    how = ["--blur-width", "3", "--n", "1", "--sampler", "exact", "--steps", "4", "--out", str(tmp_path / "out")]
+    for name, options, advice in (
+        ("negative", [], "; its negative does: try --invert"),
+        ("digit", ["--invert"], "; the image itself does: leave out --invert"),
+    ):
+        main(["restore", "mnist-ready", str(tmp_path / f"{name}.png"), *how, *options])
+        assert capsys.readouterr().out.splitlines()[-2].endswith(advice)
+
+
 def test_only_a_users_own_model_is_calibrated_and_not_while_it_is_trained(tiny_config, tiny_images, tmp_path, capsys):
     run = tmp_path / "run"
     Trainer(tiny_config, tiny_images, run).train()

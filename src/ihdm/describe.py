@@ -31,6 +31,7 @@ def preset(config: Config) -> dict[str, str]:
     part = -(-trainer.batch_size // trainer.accumulate)
     build = partial(build_network, described, config.engine.checkpoint)
     words = _memory_words(lambda precision: memory.to_train(build, shape, part, precision))
+    source = data.source or "none; give --data SOURCE"
     sampling = ", ".join(f"{name} {value}" for name, value in as_tree(config.sampling).items())
     rows = _rows(described)
     if labels is None:
@@ -38,7 +39,7 @@ def preset(config: Config) -> dict[str, str]:
     return rows | {
         "sampling": sampling,
         "to train": f"about {words}, with {part} {noun}s at a time",
-        "data": f"{data.source}{amount}{', mirrored at random' * data.flip}{', with labels' * data.labels}",
+        "data": f"{source}{amount}{', mirrored at random' * data.flip}{', with labels' * data.labels}",
         "training": f"{trainer.steps:,} steps of {trainer.batch_size} {noun}s, learning rate {trainer.lr:g}",
     }
 

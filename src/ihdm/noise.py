@@ -103,7 +103,7 @@ class InterpolatedNoise:
 
 @dataclass(frozen=True)
 class BranchingNoise:
-    """Noise for the leaves of a binary tree (Fig. 4b): two leaves share it down to the level where their branches part.
+    """Noise for the leaves of a binary tree (Fig. 5b): two leaves share it down to the level where their branches part.
 
     splits: the levels at which every branch parts in two, an integer tensor on the device where the noise is wanted.
     There is a row for each of the 2^len(splits) leaves.

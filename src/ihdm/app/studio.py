@@ -162,7 +162,7 @@ class Studio:
         return self._growth(start, SeededNoise(0, rows, self.shape), self.model.told(rows))
 
     def between(self, one: Any, other: Any, steps: Any) -> Growth:
-        """Images from the first of one seed to the first of another (Fig. 6b)."""
+        """Images from the first of one seed to the first of another (Fig. 7b)."""
         one, other = whole(one, "The first seed"), whole(other, "The second seed")
         steps = whole(steps, "The number of steps", 2, MOST_STEPS)
         if one == other:

@@ -48,7 +48,7 @@ def memorisation(folder: Path, domain: Domain, distances: dict[str, list[Tensor]
 
 
 def spectra(folder: Path, domain: Domain, rings: Rings, powers: dict[str, Tensor]) -> None:
-    """Power over frequency, both logarithmic (Fig. 3)."""
+    """Power over frequency, both logarithmic (Fig. 4)."""
     with figure(folder / "spectrum.png", size=(8, 4.2)) as (axis,):
         frequency = domain.frequencies(rings.frequency[1:])
         for name, power in powers.items():

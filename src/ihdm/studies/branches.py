@@ -1,4 +1,4 @@
-"""One start, whose sequence parts in two at each of the given levels (Fig. 4b)."""
+"""One start, whose sequence parts in two at each of the given levels (Fig. 5b)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def study(lab: Lab) -> Findings:
     return Findings(
         {"splits": splits, "rms_difference_by_split": apart, "rms_difference_by_tree": distances},
         "leaves that part early differ in shape, leaves that part late only in detail.",
-        "the image branches into plausible variants, which are more alike the later they part (Fig. 4b).",
+        "the image branches into plausible variants, which are more alike the later they part (Fig. 5b).",
         f"the root mean square difference between leaves, by the level at which they part: {words}.",
     )
 

@@ -1,4 +1,4 @@
-"""The start decides the colour, the noise the shape (Fig. 6a, App. D.4)."""
+"""The start decides the colour, the noise the shape (Fig. 7a, App. D.4)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def study(lab: Lab) -> Findings:
     return Findings(
         shares | {"standard_error": _errors(matrix)},
         "each row has one noise and so the same shape; each column has one start and so the same average colour.",
-        "with the noise fixed, samples from different starts have different colours but similar shapes (Fig. 6a).",
+        "with the noise fixed, samples from different starts have different colours but similar shapes (Fig. 7a).",
         f"the start explains {100 * shares['colour_explained_by_start']:.0f} % of the variance of the mean colour "
         f"(the noise {100 * shares['colour_explained_by_noise']:.0f} %); of the rest, the noise explains "
         f"{100 * shares['rest_explained_by_noise']:.0f} % (the start {100 * shares['rest_explained_by_start']:.0f} %).",

@@ -1,4 +1,4 @@
-"""More and more sampling noise: samples, their quality and the bound (Fig. 5, App. C.3, D.3)."""
+"""More and more sampling noise: samples, their quality and the bound (Fig. 6, App. C.3, D.3)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def study(lab: Lab) -> Findings:
         },
         "each column has one start and one noise, which is scaled by delta: too little gives smooth images, too much "
         "gives noisy ones. Dotted lines: the best delta for samples and for the bound.",
-        "delta = 0 gives blank or smooth images; FID is best near 1.3 sigma and the bound near 1.05 sigma (Fig. 5, "
+        "delta = 0 gives blank or smooth images; FID is best near 1.3 sigma and the bound near 1.05 sigma (Fig. 6, "
         "App. C.3).",
         f"{lab.distance_name} is best at {best['quality']:g} sigma, the bound at {best['bound']:g} sigma, "
         f"{min(bits):.2f} bits per dimension"

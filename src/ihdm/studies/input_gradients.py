@@ -1,4 +1,4 @@
-"""Which input pixels a step looks at, compared with the diffusion baseline (Fig. 7)."""
+"""Which input pixels a step looks at, compared with the diffusion baseline (Fig. 8)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def study(lab: Lab) -> Findings:
         "the gradient of the central pixel of a step's mean with respect to all input pixels, signed, on a "
         "logarithmic scale.",
         "the network of inverse heat dissipation looks at nearby pixels at fine levels, and farther and farther away "
-        "at coarser ones; that of a diffusion model looks at the whole image, even late (Fig. 7).",
+        "at coarser ones; that of a diffusion model looks at the whole image, even late (Fig. 8).",
         f"the share of the absolute gradient, without the pixel itself, within {RADIUS:g} of the image's side: "
         + "; ".join(f"{name} " + ", ".join(f"{value:.2f}" for value in values) for name, values in local.items())
         + " (each from fine to coarse levels).",

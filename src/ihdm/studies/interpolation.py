@@ -1,4 +1,4 @@
-"""Interpolation between two samples, compared with the diffusion baseline (Fig. 6b, App. D.2)."""
+"""Interpolation between two samples, compared with the diffusion baseline (Fig. 7b, App. D.2)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def study(lab: Lab) -> Findings:
         "the ends are two samples; between them the blurred start is interpolated linearly, and all noise along a "
         "circle.",
         "interpolations are smooth, while those of a diffusion model (with its noise interpolated too) change "
-        "abruptly (Fig. 6b).",
+        "abruptly (Fig. 7b).",
         f"the ratio of the largest step between neighbours to the mean step, by their values, averaged over "
         f"{PAIRS} pairs: "
         + ", ".join(f"{name} {value:.2f}" for name, value in mean.items())

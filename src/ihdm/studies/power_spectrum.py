@@ -1,4 +1,4 @@
-"""Spectra under noising and under blurring (Fig. 3, App. B.5-B.6)."""
+"""Spectra under noising and under blurring (Fig. 4, App. B.5-B.6)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def study(lab: Lab) -> Findings:
         },
         "noise raises a floor that drowns the high frequencies first; blur removes them directly, down to the noise.",
         "the spectra of natural images follow a power law with an exponent near 2; both processes lose high "
-        "frequencies first (Fig. 3); with the logarithmic schedule frequencies vanish at a nearly constant rate "
+        "frequencies first (Fig. 4); with the logarithmic schedule frequencies vanish at a nearly constant rate "
         "(App. B.5).",
         f"the fitted exponent is {slope:.2f}; of {len(frequency)} rings of frequencies, {left[1]} are above the "
         f"noise at level 1, {left[len(left) // 2]} half-way and {left[-1]} at level K."

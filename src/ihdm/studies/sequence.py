@@ -1,4 +1,4 @@
-"""Forward and generative sequences (Fig. 1, 4a)."""
+"""Forward and generative sequences (Fig. 1, 5a)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def study(lab: Lab) -> Findings:
         {"levels": levels, "frequencies_above_noise": detail, "of": len(rings) - 1},
         f"{domain.noun}s grow from blank to sharp: first the mean, then large shapes, then detail; the lower rows are "
         f"real {domain.noun}s, blurred. Above the columns: {domain.width_label_words}.",
-        "the generative sequence mirrors the forward one, coarse to fine (Fig. 1, 4a).",
+        "the generative sequence mirrors the forward one, coarse to fine (Fig. 1, 5a).",
         f"of {len(rings) - 1} rings of frequencies, the number with more than twice the power of the noise, from blank "
         f"to sharp: generated {', '.join(map(str, detail['generated']))}; forward "
         f"{', '.join(map(str, detail['forward']))}.",

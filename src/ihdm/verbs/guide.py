@@ -33,7 +33,7 @@ def guide(
     Args:
         model: a model folder, or a run folder that has one, to which guide.safetensors is written
         weaker: another model; none: remove the one that is there (a folder called none is ./none)
-        guidance: 1 none; higher: clearer, less varied; ihdm evaluate --guidance says which is best
+        guidance: 1: none; higher: clearer, less varied; ihdm evaluate --guidance says which is best
     """
     from ihdm.guide import check_other_network
     from ihdm.model import Model

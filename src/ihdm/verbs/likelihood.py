@@ -37,7 +37,7 @@ def likelihood(
 ) -> None:
     """Bound the negative log-likelihood of images (Eq. 5-10).
 
-    Prints every known bound, in nats and bits per dimension. A model with labels is given none.
+    Prints every known bound, in nats and bits per dimension. A model that knows labels is told none.
 
     Args:
         model: a model folder, a run folder, owner/name on the hub, or a model that comes with ihdm (see ihdm info)

@@ -34,8 +34,8 @@ def pack(
     from ihdm import packing
 
     found = packing.pack(run, out, size)
-    total = sum(found["files"].values())
-    print(f"{found['checkpoint']} of {run} is in {out}: {len(found['pieces']):,} pieces, {total:,} bytes")
+    count, total = len(found["pieces"]), sum(found["files"].values())
+    print(f"{found['checkpoint']} of {run} is in {out}: {count:,} piece{'s' * (count > 1)}, {total:,} bytes")
     print(f"to resume elsewhere: ihdm unpack {shlex.quote(out.name)} RUN, then the training command with --run RUN")
 
 

@@ -54,7 +54,7 @@ def restore(
 ) -> None:
     """Make sharp versions of your own blurred image or muffled sound.
 
-    Uses the paper's steps by default. A model with labels is given none.
+    Takes the paper's steps unless --sampler says otherwise. A model that knows labels is told none.
 
     Args:
         model: a model folder, a run folder, owner/name on the hub, or a model that comes with ihdm (see ihdm info)
@@ -100,7 +100,8 @@ def restore(
     )
     _say(found, domain, found_by, loaded.process.K)
     verdict = loaded.restorer(computed.quiet()).verdict(found.seen)
-    print(verdict.words + ("; its negative does: try --invert" if verdict.inverted else ""))
+    advice = "; the image itself does: leave out --invert" if invert else "; its negative does: try --invert"
+    print(verdict.words + advice * verdict.inverted)
     for path in earlier:
         path.unlink()
     _write(found, given, domain, out)

@@ -26,7 +26,7 @@ from ihdm.restoration import Restored
 
 TEXT = """Blur destroys detail, so several sharp pictures can look the same when blurred. Give a blurred picture of the
 kind that the model knows. **The more the versions differ, the less the picture says; the spread map shows where.**"""
-INVERTED = "; its negative does: choose *Restore its negative*"
+INVERTED = {False: "; its negative does: choose *Restore its negative*", True: "; the picture itself does"}
 MOST_VERSIONS, SMALL = 16, PAGE // 4
 
 
@@ -78,7 +78,7 @@ def tab(studio: Studio, bench_for: Callable[[], Bench]) -> None:
         note += f"from there it took {film.steps} step{'s' if film.steps > 1 else ''}. "
         note += f"Spread: white is {100 * float(restored.spread.max()):.0f} % of full brightness."
         verdict = studio.restorer.verdict(seen)
-        note += f" **{verdict.words[0].upper()}{verdict.words[1:]}{INVERTED * verdict.inverted}.**"
+        note += f" **{verdict.words[0].upper()}{verdict.words[1:]}{INVERTED[bool(inverted)] * verdict.inverted}.**"
         end = said("The model may not know such pictures." if verdict.unusual else "Done.")
         yield end, top, bottom, note.strip(), whole
 
