@@ -332,6 +332,15 @@ def pixels(folder: str) -> np.ndarray:
     return np.stack([np.asarray(Image.open(path), int) for path in sorted(Path(folder).glob("[0-9]*.png"))])
 
 
+def test_what_is_shared_must_matter(model, others, capsys):
+    """Without noise on the way one start gives one image, and there is no noise to share."""
+    for name, words in {"diffusion": ["--eta", "0"], "cold": [], model: ["--delta-ratio", "0"]}.items():
+        for flag, effect in {"--same-start": "makes all images the same", "--same-noise": "changes nothing"}.items():
+            refused(["sample", name, "--n", "2", flag, *words], 2, f"add no noise, so {flag} {effect}", capsys)
+    for name, words in {"diffusion": [], "soft": [], model: ["--sampler", "exact"]}.items():
+        main(["sample", name, "--n", "2", "--same-start", *words])
+
+
 def test_samples_are_made_by_the_steps_that_are_asked_for(model, others, capsys):
     ways = {
         "paper": [],
