@@ -332,6 +332,13 @@ def pixels(folder: str) -> np.ndarray:
     return np.stack([np.asarray(Image.open(path), int) for path in sorted(Path(folder).glob("[0-9]*.png"))])
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+@pytest.mark.parametrize("words", [["--grid", "full.png"], ["--gif", "full.gif"]])
+def test_a_full_disk_is_answered_with_what_to_do(model, words, capsys):
+    Path(words[1]).symlink_to("/dev/full")
+    refused(["sample", model, "--n", "1", *words], 1, "No space left on device; free some space", capsys)
+
+
 def test_what_is_shared_must_matter(model, others, capsys):
     """Without noise on the way one start gives one image, and there is no noise to share."""
     for name, words in {"diffusion": ["--eta", "0"], "cold": [], model: ["--delta-ratio", "0"]}.items():

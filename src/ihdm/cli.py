@@ -23,6 +23,7 @@ from tyro.constructors import (
 
 from ihdm import __version__
 from ihdm.config import presets, shipped
+from ihdm.disk import FULL
 from ihdm.errors import IhdmError, UsageError, unknown
 from ihdm.verbs.app import app
 from ihdm.verbs.calibrate import calibrate
@@ -79,6 +80,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "demo": demo,
 }
 NOBODY_READS = 141  # the exit code of programs that write to a pipe whose reader has gone
+FREE_SOME_SPACE = "; free some space, or write elsewhere, and run the command again: what it was writing is incomplete"
 RARER = ("calibrate", "guide", "settings", "doctor", "pack", "unpack", "convert", "export", "push")  # only named
 
 
@@ -100,7 +102,7 @@ def main(words: list[str] | None = None) -> None:
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             sys.exit(NOBODY_READS)
-        print(f"ihdm: {error}", file=sys.stderr)
+        print(f"ihdm: {error}{FREE_SOME_SPACE if error.errno in FULL else ''}", file=sys.stderr)
         sys.exit(1)
     except (MemoryError, RuntimeError) as error:
         from ihdm.memory import ran_out
