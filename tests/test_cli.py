@@ -665,6 +665,20 @@ def test_settings_may_share_a_flag_and_a_moved_data_folder_may_go_on(tmp_path, c
     assert "3 steps on moved" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("broken", [0, 2])
+@pytest.mark.parametrize("memory", ["yes", "no"])
+def test_training_that_a_broken_image_stops_says_how_to_go_on_without(broken, memory, tmp_path, capsys):
+    (tmp_path / "photos").mkdir()
+    for i in range(4):
+        Image.new("L", (8, 8), 60 * i).save(tmp_path / "photos" / f"{i}.png")
+    (tmp_path / "photos" / f"{broken}.png").write_bytes(b"")
+    words = ["train", "digits", "--data", "photos", "--run", "run", *QUICK]
+    words += ["--set", "data.holdout=0", f"data.memory={memory}"]
+    refused(words, 1, f"{broken}.png is not an image that can be read", capsys)
+    refused(words, 1, "--set data.on_error=skip", capsys)
+    main([*words, "data.on_error=skip"])
+
+
 def test_a_run_is_measured_on_the_images_that_it_held_out(tmp_path, capsys):
     main(["train", "digits", "--run", "run", *QUICK, "--set", "data.holdout=0.3", "data.on_error=skip"])
     model, learned = Model.from_pretrained("run"), load_images(DataConfig("digits", holdout=0.3), held_out_most=None)
