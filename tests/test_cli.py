@@ -171,6 +171,7 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch, capsys):
         (["train", "digits", "--set", "engine.device=cuda"], 2, "no device"),
         (["train", "digits", "--data", "nowhere/"], 1, "there is no"),
         (["train", "digits", "--data", "digit"], 2, "did you mean 'digits'"),
+        (["train", "digits", "--data", "a-file.tar.gz"], 1, "a zip, uncompressed tar,"),
         (["train", "digits", "--run", "a-file"], 2, "is a file"),
         (["train", "digits", "--run", "/proc/nowhere"], 1, "/proc/nowhere"),
         (["train", "digits", "--set", "trainer.steps=" + "9" * 400], 2, "a whole number"),
@@ -224,6 +225,7 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch, capsys):
 )
 def test_wrong_words_end_with_a_message_and_a_code(words, code, message, model, capsys, monkeypatch, tmp_path):
     (tmp_path / "a-file").write_text("")
+    (tmp_path / "a-file.tar.gz").write_text("")
     (tmp_path / "loop").symlink_to("loop")
     for name in ("folder.png", "folder.gif"):
         (tmp_path / name).mkdir()
