@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -680,6 +681,15 @@ def test_training_that_a_broken_image_stops_says_how_to_go_on_without(broken, me
     refused(words, 1, f"{broken}.png is not an image that can be read", capsys)
     refused(words, 1, "--set data.on_error=skip", capsys)
     main([*words, "data.on_error=skip"])
+
+
+def test_large_photographs_are_read_without_talk_of_attacks(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)  # Pillow warns from there, and refuses from twice as many
+    (tmp_path / "photos").mkdir()
+    Image.new("L", (8, 8)).save(tmp_path / "photos" / "large.png")
+    with warnings.catch_warnings(record=True) as warned:
+        main(["train", "digits", "--data", "photos", "--run", "run", *QUICK])
+    assert not [one for one in warned if issubclass(one.category, Image.DecompressionBombWarning)]
 
 
 def test_a_run_is_measured_on_the_images_that_it_held_out(tmp_path, capsys):

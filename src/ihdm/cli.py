@@ -8,6 +8,7 @@ import os
 import select
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import NoneType
@@ -87,6 +88,7 @@ RARER = ("calibrate", "guide", "settings", "doctor", "pack", "unpack", "convert"
 def main(words: list[str] | None = None) -> None:
     """Run the verb that was typed; print errors without a traceback."""
     words = sys.argv[1:] if words is None else words
+    warnings.filterwarnings("ignore", "Image size")  # Pillow's, of attacks; what is really too large is an error
     for stream in (sys.stdout, sys.stderr):  # whose encoding may lack letters of a file's name
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
