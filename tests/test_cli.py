@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -171,6 +172,7 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch, capsys):
         (["train", "digits", "--set", "engine.device=cuda"], 2, "no device"),
         (["train", "digits", "--data", "nowhere/"], 1, "there is no"),
         (["train", "digits", "--data", "digit"], 2, "did you mean 'digits'"),
+        (["train", "digits", "--data", "a-file.tar.gz"], 1, "a zip, uncompressed tar,"),
         (["train", "digits", "--run", "a-file"], 2, "is a file"),
         (["train", "digits", "--run", "/proc/nowhere"], 1, "/proc/nowhere"),
         (["train", "digits", "--set", "trainer.steps=" + "9" * 400], 2, "a whole number"),
@@ -224,6 +226,7 @@ def test_a_pipe_that_breaks_elsewhere_is_an_error(monkeypatch, capsys):
 )
 def test_wrong_words_end_with_a_message_and_a_code(words, code, message, model, capsys, monkeypatch, tmp_path):
     (tmp_path / "a-file").write_text("")
+    (tmp_path / "a-file.tar.gz").write_text("")
     (tmp_path / "loop").symlink_to("loop")
     for name in ("folder.png", "folder.gif"):
         (tmp_path / name).mkdir()
@@ -323,13 +326,30 @@ def test_cold_diffusion_is_refused_a_likelihood_before_any_work(others, capsys, 
 
 def test_a_diffusion_model_is_refused_restoring_in_words(others, capsys):
     Image.new("L", (8, 8)).save("fit.png")
-    refused(["restore", "diffusion", "fit.png"], 2, "denoising diffusion cannot restore images", capsys)
+    message = "denoising diffusion cannot restore images; inverse heat dissipation can"
+    refused(["restore", "diffusion", "fit.png"], 2, message, capsys)
     refused(["restore", "filtered", "fit.png"], 2, "restoring needs a model of the heat equation", capsys)
     assert not Path("restored").exists()
 
 
 def pixels(folder: str) -> np.ndarray:
     return np.stack([np.asarray(Image.open(path), int) for path in sorted(Path(folder).glob("[0-9]*.png"))])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+@pytest.mark.parametrize("words", [["--grid", "full.png"], ["--gif", "full.gif"]])
+def test_a_full_disk_is_answered_with_what_to_do(model, words, capsys):
+    Path(words[1]).symlink_to("/dev/full")
+    refused(["sample", model, "--n", "1", *words], 1, "No space left on device; free some space", capsys)
+
+
+def test_what_is_shared_must_matter(model, others, capsys):
+    """Without noise on the way one start gives one image, and there is no noise to share."""
+    for name, words in {"diffusion": ["--eta", "0"], "cold": [], model: ["--delta-ratio", "0"]}.items():
+        for flag, effect in {"--same-start": "makes all images the same", "--same-noise": "changes nothing"}.items():
+            refused(["sample", name, "--n", "2", flag, *words], 2, f"add no noise, so {flag} {effect}", capsys)
+    for name, words in {"diffusion": [], "soft": [], model: ["--sampler", "exact"]}.items():
+        main(["sample", name, "--n", "2", "--same-start", *words])
 
 
 def test_samples_are_made_by_the_steps_that_are_asked_for(model, others, capsys):
@@ -647,6 +667,29 @@ def test_settings_may_share_a_flag_and_a_moved_data_folder_may_go_on(tmp_path, c
     assert "continuing from step 2" in capsys.readouterr().out
     main(["info", "run"])
     assert "3 steps on moved" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("broken", [0, 2])
+@pytest.mark.parametrize("memory", ["yes", "no"])
+def test_training_that_a_broken_image_stops_says_how_to_go_on_without(broken, memory, tmp_path, capsys):
+    (tmp_path / "photos").mkdir()
+    for i in range(4):
+        Image.new("L", (8, 8), 60 * i).save(tmp_path / "photos" / f"{i}.png")
+    (tmp_path / "photos" / f"{broken}.png").write_bytes(b"")
+    words = ["train", "digits", "--data", "photos", "--run", "run", *QUICK]
+    words += ["--set", "data.holdout=0", f"data.memory={memory}"]
+    refused(words, 1, f"{broken}.png is not an image that can be read", capsys)
+    refused(words, 1, "--set data.on_error=skip", capsys)
+    main([*words, "data.on_error=skip"])
+
+
+def test_large_photographs_are_read_without_talk_of_attacks(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)  # Pillow warns from there, and refuses from twice as many
+    (tmp_path / "photos").mkdir()
+    Image.new("L", (8, 8)).save(tmp_path / "photos" / "large.png")
+    with warnings.catch_warnings(record=True) as warned:
+        main(["train", "digits", "--data", "photos", "--run", "run", *QUICK])
+    assert not [one for one in warned if issubclass(one.category, Image.DecompressionBombWarning)]
 
 
 def test_a_run_is_measured_on_the_images_that_it_held_out(tmp_path, capsys):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import SafetensorError
 from torch import nn
 
 from ihdm import evaluation
@@ -279,6 +280,16 @@ def test_references_of_images_outside_of_the_memory_are_made_of_few_at_a_time(ti
 
 def test_features_that_cannot_be_kept_are_used_all_the_same(tiny_images, monkeypatch, capsys):
     monkeypatch.setenv("IHDM_CACHE", "/proc/nothing")
+    found = quality._reference("blobs", "train", tiny_images.train, Projection(64), Workers())
+    assert len(found) == 32 and "could not be kept" in capsys.readouterr().err
+
+
+def test_features_for_which_the_disk_has_no_room_are_used_all_the_same(tiny_images, tmp_path, monkeypatch, capsys):
+    def full(*_):  # what safetensors raises, which is no OSError
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setenv("IHDM_CACHE", str(tmp_path))
+    monkeypatch.setattr("ihdm.metrics.distances.save_file", full)
     found = quality._reference("blobs", "train", tiny_images.train, Projection(64), Workers())
     assert len(found) == 32 and "could not be kept" in capsys.readouterr().err
 

@@ -181,7 +181,7 @@ def test_labels_of_webdataset_are_files_in_its_archives(tmp_path):
     images = load(tmp_path, holdout=0)
     assert images.labels.names == ("0", "3", "6") and images.train_labels.tolist() == [0, 1, 1, 2]
     write_tar(tmp_path / "1.tar", {"all/7.png": png(PIXELS[0]), "all/7.cls": b"9", "all/8.png": png(PIXELS[0])})
-    with pytest.raises(IhdmError, match=r"8.png has no label, like 1 of 4 images"):
+    with pytest.raises(IhdmError, match=r"8.png has no label, as 1 of 4 images have none"):
         load(tmp_path, holdout=0)
 
 
@@ -248,6 +248,8 @@ def test_labels_that_are_not_there_or_wrong_are_refused_before_images_are_decode
         with pytest.raises(IhdmError) as error:
             load(tmp_path / name, holdout=0)
         assert all(word in str(error.value) for word in words)
+    with pytest.raises(IhdmError, match="as 1 of 13 images have none"):  # held out or not
+        load(tmp_path / "half", holdout=0.5)
     with pytest.raises(UsageError, match=r"which a stream does not tell.*data\.memory=no"):
         DataConfig("set", labels=True, stream=True)
 

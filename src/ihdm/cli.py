@@ -8,6 +8,7 @@ import os
 import select
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import NoneType
@@ -23,6 +24,7 @@ from tyro.constructors import (
 
 from ihdm import __version__
 from ihdm.config import presets, shipped
+from ihdm.disk import FULL
 from ihdm.errors import IhdmError, UsageError, unknown
 from ihdm.verbs.app import app
 from ihdm.verbs.calibrate import calibrate
@@ -79,12 +81,14 @@ VERBS: dict[str, Callable[..., None]] = {
     "demo": demo,
 }
 NOBODY_READS = 141  # the exit code of programs that write to a pipe whose reader has gone
+FREE_SOME_SPACE = "; free some space, or write elsewhere, and run the command again: what it was writing is incomplete"
 RARER = ("calibrate", "guide", "settings", "doctor", "pack", "unpack", "convert", "export", "push")  # only named
 
 
 def main(words: list[str] | None = None) -> None:
     """Run the verb that was typed; print errors without a traceback."""
     words = sys.argv[1:] if words is None else words
+    warnings.filterwarnings("ignore", "Image size")  # Pillow's, of attacks; what is really too large is an error
     for stream in (sys.stdout, sys.stderr):  # whose encoding may lack letters of a file's name
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -100,7 +104,7 @@ def main(words: list[str] | None = None) -> None:
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             sys.exit(NOBODY_READS)
-        print(f"ihdm: {error}", file=sys.stderr)
+        print(f"ihdm: {error}{FREE_SOME_SPACE if error.errno in FULL else ''}", file=sys.stderr)
         sys.exit(1)
     except (MemoryError, RuntimeError) as error:
         from ihdm.memory import ran_out

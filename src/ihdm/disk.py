@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
@@ -15,6 +16,8 @@ from ihdm.errors import IhdmError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+FULL = {errno.ENOSPC, errno.EDQUOT}  # errors of a full disk or quota
 
 
 def expanded(path: str | Path) -> Path:

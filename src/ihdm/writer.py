@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from ihdm.disk import FULL
 from ihdm.errors import IhdmError
-
-FULL = {errno.ENOSPC, errno.EDQUOT}  # errors of a full disk or quota
 
 
 class Writer:

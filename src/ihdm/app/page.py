@@ -18,7 +18,6 @@ from ihdm.app.door import Addresses, Door
 from ihdm.app.firsts import Firsts
 from ihdm.app.policy import OwnHostOnly
 from ihdm.app.studio import MOST_BYTES, Studio
-from ihdm.app.ways import chance
 from ihdm.errors import IhdmError, UsageError
 from ihdm.stopping import stop_requests
 
@@ -63,13 +62,12 @@ def _fill(page: gr.Blocks, name: str, studio: Studio, firsts: Firsts) -> None:
     from ihdm.app.job import Bench
     from ihdm.app.tabs import branch, colour_and_shape, generate, interpolate, restore
 
-    by_chance = chance(studio.process)
     shapes = "Colour and shape" if studio.in_colour else "Brightness and shape"
     tabs: dict[str, tuple[Callable[[Studio, Callable[[], Bench]], None], bool]] = {
         "Generate": (generate.tab, True),
-        shapes: (colour_and_shape.tab, studio.picks and by_chance),
+        shapes: (colour_and_shape.tab, studio.picks and studio.process.noisy),
         "Interpolate": (interpolate.tab, True),
-        "Branch": (branch.tab, by_chance),
+        "Branch": (branch.tab, studio.process.noisy),
         "Restore": (restore.tab, studio.restores),
     }
     gr.HTML(_masthead(studio, name))

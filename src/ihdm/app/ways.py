@@ -47,12 +47,6 @@ def own_way(process: Process) -> Way:
     return next(way for way in ways(process) if way.sampler in (None, own))
 
 
-def chance(process: Process) -> bool:
-    """Whether noise is added on the way."""
-    own = [getattr(process.sampling, name) for name in RANDOMNESS if name in own_way(process).free]
-    return any(value > 0 for value in own) or (not own and process.noisy)
-
-
 def chosen(process: Process, given: Mapping[str, Any]) -> dict[str, Any]:
     """Sampling settings from fields of the page, by name. Those that the sampler does not take are left out."""
     if not given:

@@ -39,8 +39,9 @@ def numbered(config: DataConfig, train: Pictures, held_out: Pictures) -> tuple[L
     found = Counter(names)
     for pictures, each in ((train, names), (held_out, others)):
         if "" in each:
-            first = pictures.name(each.index(""))
-            raise IhdmError(f"{first} has no label, like {each.count(''):,} of {len(each):,} images; label all or none")
+            first, missing = pictures.name(each.index("")), names.count("") + others.count("")
+            total = len(names) + len(others)
+            raise IhdmError(f"{first} has no label, as {missing:,} of {total:,} images have none; label all or none")
     if len(found) < 2:
         raise UsageError(f"all images of {source} have the same label, {names[0]!r}, which tells a network nothing")
     if unseen := set(others) - set(found):

@@ -91,7 +91,8 @@ def _path(path: Path) -> Splits:
         return {"train": idx_stack(path)}
     if path.suffix.lower() in SUFFIXES:
         return {"train": Files(path.parent, [path.name])}
-    raise IhdmError(f"{path} is not an image, a zip, tar, idx3-ubyte, npy or npz file, nor a folder of images")
+    known = "an image, a zip, uncompressed tar, idx3-ubyte, npy or npz file"
+    raise IhdmError(f"{path} is not {known}, nor a folder of images")
 
 
 def _folder(path: Path) -> Splits:

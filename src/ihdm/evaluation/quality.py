@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from ihdm.cache import cache_folder
@@ -317,7 +318,7 @@ def _reference(name: str, split: str, images: Images, inception: Inception, work
     if workers.main:
         try:
             write_reference(path, key, reference)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             print(f"warning: the features of {name} could not be kept for the next time ({error})", file=sys.stderr)
     return reference
 

@@ -57,7 +57,6 @@ class Cold(Process):
     title = "cold diffusion"
     grown = "grown from blur"
     method = "Bansal et al., *Cold Diffusion: Inverting Arbitrary Image Transforms Without Noise*, NeurIPS 2023"
-    noisy = False
 
     def __init__(
         self, settings: ColdSettings, sampling: ColdSampling, laplacian: Laplacian, mean: Tensor, covariance: Tensor
@@ -110,6 +109,10 @@ class Cold(Process):
         """u_j = u_k - D(x, k) + D(x, j), where x is the image that the network predicts (their Alg. 2)."""
         x_hat = self.laplacian.to_spectrum(self.restored(network, u_k, k.view(-1)))
         return u_k + self.laplacian.from_spectrum((self.alpha_at(j, u_k) - self.alpha_at(k, u_k)) * x_hat)
+
+    @property
+    def noisy(self) -> bool:
+        return False
 
     def start(self, noise: SeededNoise | InterpolatedNoise) -> Tensor:
         """A colour drawn from the Gaussian with the mean of the noise, plus the rest of the noise, scaled."""

@@ -117,6 +117,10 @@ class Diagonal(Process):
         return (sigma_j.square() - s.square()).clamp_min(0).sqrt() / sigma_k, s
 
     @property
+    def noisy(self) -> bool:
+        return bool(self.sampling.eta > 0)
+
+    @property
     def remembers(self) -> bool:
         """Whether a step uses what the one before predicted."""
         return bool(self.sampling.order == 2 or self.sampling.corrected)

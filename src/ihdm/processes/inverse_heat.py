@@ -306,6 +306,10 @@ class InverseHeat(Diagonal):
         return rows(ahead, like) * growth
 
     @property
+    def noisy(self) -> bool:
+        return super().noisy if self.exact else self.delta > 0
+
+    @property
     def remembers(self) -> bool:
         return self.exact and super().remembers
 

@@ -55,7 +55,6 @@ class Process(ABC):
     title: ClassVar[str] = "a process"  # in the middle of a sentence
     grown: ClassVar[str] = "made step by step"  # said of its images
     method: ClassVar[str] = ""  # what to cite
-    noisy: ClassVar[bool] = True  # whether steps take noise, if no setting says how much
     samplers: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # those to choose from, each with the settings only it has
 
     K: int
@@ -98,6 +97,11 @@ class Process(ABC):
     def signal_to_noise(self, k: int) -> Tensor | None:
         """alpha_k^2 P / sigma_k^2 of each coefficient, (*grid), the largest over the channels; None if unknown."""
         return None
+
+    @property
+    def noisy(self) -> bool:
+        """Whether noise is added on the way; otherwise the start decides everything."""
+        return True
 
     def facts(self) -> dict[str, str]:
         """What it has learned from the training images, for the card and `ihdm info`."""
@@ -246,7 +250,7 @@ def bounded(process: Process) -> Bounded:
 def restoring(process: Process) -> Restoring:
     """The process, if it can restore images; otherwise a UsageError."""
     if not isinstance(process, Restoring):
-        raise UsageError(f"{process.title} cannot restore images")
+        raise UsageError(f"{process.title} cannot restore images; inverse heat dissipation can, as in mnist-ready")
     if not process.spectra:
         raise UsageError("restoring needs a model of the heat equation (process.blur=heat)")
     return process

@@ -76,6 +76,10 @@ class Soft(GrowingHeat):
         return bool(self.sampling.sampler == "momentum")
 
     @property
+    def noisy(self) -> bool:
+        return self.momentum or super().noisy
+
+    @property
     def remembers(self) -> bool:
         return super().remembers and not self.momentum
 

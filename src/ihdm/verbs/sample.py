@@ -77,6 +77,9 @@ def sample(
 
     place = computing.place()
     loaded = Model.from_pretrained(model).sampled(**sampling.changes())
+    if (same_start or same_noise) and not loaded.process.noisy:
+        effect = "--same-start makes all images the same" if same_start else "--same-noise changes nothing"
+        raise UsageError(f"the steps ({loaded.process.sampling_words()}) add no noise, so {effect}; leave it out")
     loaded.guidance(guidance)  # refuses impossible strengths
     loaded.told(torch.arange(len(label)), seed, label or None)  # refuses unknown labels
     options: dict[str, Any] = {"same_start": same_start, "same_noise": same_noise, "guidance": guidance}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from ihdm.config import load_config
+from ihdm.config import DataConfig, load_config
+from ihdm.errors import IhdmError
 from ihdm.verbs.words import Folder, OwnSource, Settings, program, with_data
 
 if TYPE_CHECKING:
@@ -44,8 +47,9 @@ def train(
 
     keep_freed_memory()
     check_run(run, config)
-    images = load_images(config.data, lazy=True)
-    trainer = Trainer(config, images, run)
+    with _advice_on_broken(config.data):
+        images = load_images(config.data, lazy=True)
+        trainer = Trainer(config, images, run)
     parameters = sum(p.numel() for p in trainer.model.network.parameters())
     trainer.say(
         f"learning from {_amount(images)}, {images.domain.words}, checking on {len(images.held_out):,} "
@@ -55,11 +59,26 @@ def train(
     bold = coarse.remarks(process, getattr(config.network, "pyramid", ()))
     for remark in [*process.remarks(config.process, images.domain), *bold]:
         trainer.say(remark, sys.stderr if remark.startswith("warning") else sys.stdout)
-    if trainer.train():
+    with _advice_on_broken(config.data):
+        finished = trainer.train()
+    if finished:
         model = run / "model"
         trainer.say(f"done; the model is in {model}. Next: {program()} sample {shlex.quote(str(model))}")
     else:
         trainer.say(f"stopped at step {trainer.step:,}, with everything saved; run the same command to resume")
+
+
+@contextlib.contextmanager
+def _advice_on_broken(data: DataConfig) -> Iterator[None]:
+    """If an image cannot be read, say how to train without it."""
+    from ihdm.data.images import Unreadable
+
+    try:
+        yield
+    except Unreadable as error:
+        if data.kind != "images" or data.on_error == "skip":
+            raise
+        raise IhdmError(f"{error}; repair it, or leave out such images with --set data.on_error=skip") from error
 
 
 def _amount(images: ImageSet) -> str:
