@@ -326,7 +326,7 @@ def test_cold_diffusion_is_refused_a_likelihood_before_any_work(others, capsys, 
 
 def test_a_diffusion_model_is_refused_restoring_in_words(others, capsys):
     Image.new("L", (8, 8)).save("fit.png")
-    message = "denoising diffusion cannot restore images; inverse heat dissipation can"
+    message = "denoising diffusion cannot restore what is blurred; inverse heat dissipation can"
     refused(["restore", "diffusion", "fit.png"], 2, message, capsys)
     refused(["restore", "filtered", "fit.png"], 2, "restoring needs a model of the heat equation", capsys)
     assert not Path("restored").exists()

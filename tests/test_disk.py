@@ -3,7 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
 
+from ihdm import pictures
 from ihdm.disk import replaced_folder, replaced_text
 from ihdm.errors import IhdmError
 
@@ -77,3 +80,23 @@ def test_links_are_followed_and_files_left_alone(tmp_path):
     ):
         pass
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["old.png", "old.JPG", "old.gif"])
+def test_a_picture_that_a_full_disk_cuts_short_leaves_the_old_one(name, tmp_path, monkeypatch):
+    path, states = tmp_path / name, [torch.rand(2, 3, 8, 8), torch.rand(2, 3, 8, 8)]
+
+    def draw() -> None:
+        if path.suffix == ".gif":
+            pictures.animation(path, states)
+        else:
+            pictures.write(pictures.grid(states[0]), path)
+
+    draw()
+    old = path.read_bytes()
+    assert Image.open(path).format == {".png": "PNG", ".jpg": "JPEG", ".gif": "GIF"}[path.suffix.lower()]
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", lambda handle: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            draw()
+    assert path.read_bytes() == old and [*tmp_path.iterdir()] == [path]

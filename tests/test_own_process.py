@@ -115,7 +115,7 @@ def test_it_can_be_exported(model):
 def test_what_it_cannot_do_is_refused_in_words(model, tiny_images):
     with pytest.raises(UsageError, match="fading has no likelihood"):
         evaluation.likelihood(model, tiny_images.held_out)
-    with pytest.raises(UsageError, match="fading cannot restore images"):
+    with pytest.raises(UsageError, match="fading cannot restore what is blurred"):
         model.restore(torch.rand(1, 8, 8))
 
 

@@ -386,7 +386,7 @@ def test_what_cannot_be_restored_is_refused(shapes_model, shapes, tiny_config, t
         with pytest.raises(UsageError, match=f"as a tensor or a NumPy array, not {words}"):
             shapes_model.restore(image)
     others = {
-        "process.kind=ddpm": "denoising diffusion cannot restore images",
+        "process.kind=ddpm": "denoising diffusion cannot restore what is blurred",
         "process.blur=gaussian": "heat equation",
     }
     for setting, message in others.items():

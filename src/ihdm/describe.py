@@ -16,7 +16,7 @@ from ihdm.model import Model
 from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network
 from ihdm.processes import coarse
-from ihdm.registry import NETWORKS, PROCESSES
+from ihdm.registry import DOMAINS, NETWORKS, PROCESSES
 from ihdm.settings import as_tree
 
 SAMPLE_BATCH = 16
@@ -62,9 +62,10 @@ def model(name: str) -> dict[str, str]:
 
 def _amount(data: DataConfig) -> str:
     """How many images there are. Nothing where that takes long: in a stream, on the hub, or of data of other kinds."""
-    if not data.source or data.stream or data.kind != "images":
+    if not data.source or DOMAINS.is_own(data.kind):
         return ""
-    if data.source not in MADE_HERE and isinstance(locate(data.source), str):
+    at_hand = data.source in MADE_HERE or not isinstance(locate(data.source), str)
+    if not at_hand or data.stream or data.kind != "images":
         return ""
     train, held_out = split_off(opened(data.source), data.holdout)
     return f", {len(train):,} images to learn from and {len(held_out):,} held out"

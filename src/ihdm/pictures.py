@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from ihdm.disk import real, replaced_file
 from ihdm.pixels import to_bytes
 
 GAP, MARGIN, CAPTION = 3, 10, 22
@@ -69,7 +72,18 @@ def animation(path: Path, states: Sequence[Tensor], seconds: float = 4.0, hold: 
     frames = [grid(state, cell=cell).quantize(256) for state in states]
     step = max(20, round(1000 * seconds / len(frames)))
     durations = [step] * (len(frames) - 1) + [round(1000 * hold)]
-    frames[0].save(path, save_all=True, append_images=frames[1:], duration=durations, loop=0)
+    write(frames[0], path, save_all=True, append_images=frames[1:], duration=durations, loop=0)
+
+
+def write(picture: Image.Image, path: Path, **options: Any) -> None:
+    """Write a picture in the format that its name says; an older one of that name stays until this one is whole."""
+    content = io.BytesIO()
+    picture.save(content, Image.registered_extensions()[path.suffix.lower()], **options)
+    target = real(path)
+    if target.exists() and not target.is_file():
+        target.write_bytes(content.getvalue())  # a device or a pipe
+    else:
+        replaced_file(target, content.getvalue())
 
 
 def plain(image: Tensor) -> Image.Image:

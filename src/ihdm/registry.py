@@ -78,7 +78,7 @@ class WithSettings(Registry):
 
 
 class Domains(Registry):
-    """Kinds of data. Those of ihdm are read by modules of their name in `data/`; others have `read` (`data/own.py`)."""
+    """Kinds of data. Those of ihdm are read by modules of their name in `data/`, others by themselves."""
 
     page = "your-own-data.md"
 
@@ -88,6 +88,10 @@ class Domains(Registry):
         if missing:
             raise ValueError(f"the kind of data {name!r} has no {', '.join(missing)}; see docs/{self.page}")
         cls.kind = name
+
+    def is_own(self, name: str) -> bool:
+        """Whether a kind of data is a user's, and so reads itself."""
+        return hasattr(self[name], "read")
 
 
 PROCESSES = WithSettings(

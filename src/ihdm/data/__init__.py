@@ -195,7 +195,7 @@ def reader(kind: str) -> Any:
 
     It has `domain(config, split)`, `load(config, held_out_most)` and `read_one(path, domain, resize)`.
     """
-    return import_module(f"ihdm.data.{'own' if hasattr(DOMAINS[kind], 'read') else kind}")
+    return import_module(f"ihdm.data.{'own' if DOMAINS.is_own(kind) else kind}")
 
 
 def image_shape(config: DataConfig, split: str = "train") -> tuple[int, int, int]:

@@ -250,7 +250,9 @@ def bounded(process: Process) -> Bounded:
 def restoring(process: Process) -> Restoring:
     """The process, if it can restore images; otherwise a UsageError."""
     if not isinstance(process, Restoring):
-        raise UsageError(f"{process.title} cannot restore images; inverse heat dissipation can, as in mnist-ready")
+        raise UsageError(
+            f"{process.title} cannot restore what is blurred; inverse heat dissipation can, as in mnist-ready"
+        )
     if not process.spectra:
         raise UsageError("restoring needs a model of the heat equation (process.blur=heat)")
     return process

@@ -93,7 +93,7 @@ def sample(
         if not team.main:
             return
     if grid:
-        pictures.grid(loaded.config.domain.pictures(images)).save(grid)
+        pictures.write(pictures.grid(loaded.config.domain.pictures(images)), grid)
     if gif:
         from ihdm.progress import progress_bar
 
