@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from ihdm import memory
+from ihdm import memory, settings
 from ihdm.config import Config, DataConfig
 from ihdm.data import data_domain, labels_of, opened, split_off
 from ihdm.data.sources import MADE_HERE, locate
@@ -17,7 +17,6 @@ from ihdm.model_folder import ModelConfig
 from ihdm.networks import build_network
 from ihdm.processes import coarse
 from ihdm.registry import DOMAINS, NETWORKS, PROCESSES
-from ihdm.settings import as_tree
 
 SAMPLE_BATCH = 16
 
@@ -32,12 +31,11 @@ def preset(config: Config) -> dict[str, str]:
     build = partial(build_network, described, config.engine.checkpoint)
     words = _memory_words(lambda precision: memory.to_train(build, shape, part, precision))
     source = data.source or "none; give --data SOURCE"
-    sampling = ", ".join(f"{name} {value}" for name, value in as_tree(config.sampling).items())
     rows = _rows(described)
     if labels is None:
         rows["labels"] = "unknown, as the images are not on this machine; each label adds parameters"
     return rows | {
-        "sampling": sampling,
+        "sampling": ", ".join(settings.words(config.sampling)),
         "to train": f"about {words}, with {part} {noun}s at a time",
         "data": f"{source}{amount}{', mirrored at random' * data.flip}{', with labels' * data.labels}",
         "training": f"{trainer.steps:,} steps of {trainer.batch_size} {noun}s, learning rate {trainer.lr:g}",

@@ -49,7 +49,7 @@ def beside(*pages: Image.Image) -> Image.Image:
     return page
 
 
-def sequence(states: Sequence[Tensor], caption: str) -> Image.Image:
+def sequence(states: Sequence[Tensor], caption: str = "") -> Image.Image:
     """One row for each image, one column for each state of the trajectory (Fig. 5a)."""
     rows = torch.stack(list(states), dim=1).flatten(0, 1)
     return grid(rows, len(states), caption)

@@ -111,14 +111,24 @@ def _plain(value: Any) -> Any:
     return AUTO if value is None else list(value) if isinstance(value, tuple) else value
 
 
+def as_text(value: Any) -> str:
+    """A value as it can be typed."""
+    if isinstance(value, tuple):
+        return ",".join(map(as_text, value)) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(_plain(value))
+
+
+def words(settings: Any) -> list[str]:
+    """Each setting's name and value."""
+    return [f"{f.name} {as_text(getattr(settings, f.name))}" for f in fields(settings)]
+
+
 def described(settings: Any) -> dict[str, str]:
     """What each setting is about, with its choices, if it has a fixed list of them, and its default."""
     hints, rows = get_type_hints(type(settings)), {}
     for f in fields(settings):
-        default = _plain(getattr(settings, f.name))
         choices = f"{' | '.join(map(str, get_args(hints[f.name])))}; " if get_origin(hints[f.name]) is Literal else ""
-        shown = ",".join(map(str, default if isinstance(default, list) else [default])) or "none"
-        rows[f.name] = f"{f.metadata['about']} [{choices}default {shown}]"
+        rows[f.name] = f"{f.metadata['about']} [{choices}default {as_text(getattr(settings, f.name))}]"
     return rows
 
 

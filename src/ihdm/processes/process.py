@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ihdm.errors import UsageError
 from ihdm.noise import InterpolatedNoise, SeededNoise
-from ihdm.settings import as_tree, setting, updated
+from ihdm.settings import setting, updated, words
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -82,7 +82,7 @@ class Process(ABC):
     @classmethod
     def summary(cls, settings: Any, sampling: Any, domain: Domain) -> str:
         """The process in a line, for the card and `ihdm info`."""
-        return ", ".join([cls.title, *(f"{name} {value}" for name, value in as_tree(settings).items())])
+        return ", ".join([cls.title, *words(settings)])
 
     @classmethod
     def remarks(cls, settings: Any, domain: Domain) -> list[str]:
@@ -198,8 +198,8 @@ class Process(ABC):
 
     def sampling_words(self) -> str:
         """How samples are made, in words."""
-        others = {name: value for name, value in as_tree(self.sampling).items() if name != "steps"}
-        return ", ".join([f"{len(self.levels()) - 1} steps", *(f"{name} {value}" for name, value in others.items())])
+        others = (word for word in words(self.sampling) if not word.startswith("steps "))
+        return ", ".join([f"{len(self.levels()) - 1} steps", *others])
 
 
 @runtime_checkable

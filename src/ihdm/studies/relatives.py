@@ -43,7 +43,8 @@ class Relative:
 
     def words(self, lab: Lab) -> list[str]:
         """Settings for training: as many levels as the preset's process and, if quick, half as many steps as usual."""
-        quick = [f"trainer.steps={max(1, lab.config.trainer.steps // 2)}"] if lab.quick else []
+        usual = not any(word.startswith("trainer.steps=") for word in lab.settings)
+        quick = [f"trainer.steps={max(1, lab.config.trainer.steps // 2)}"] if lab.quick and usual else []
         return [*(f"process.{word}" for word in self.settings.split()), f"process.K={lab.config.process.K}", *quick]
 
 
