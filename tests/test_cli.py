@@ -109,6 +109,19 @@ def test_settings_are_listed_with_their_defaults_and_whose_they_are(capsys):
     assert "did you mean 'process.K'" in capsys.readouterr().err
 
 
+def test_settings_typed_as_options_are_answered_with_how_to_give_them(capsys):
+    for words, hint in {
+        "train digits --steps 100": "give it with --set trainer.steps=100 or --set sampling.steps=100",
+        "info digits --batch-size=4": "batch_size is a setting; give it with --set trainer.batch_size=4",
+        "train digits --holdout": "holdout is a setting; give it with --set data.holdout=VALUE",
+    }.items():
+        refused(words.split(), 2, hint, capsys)
+    for words in ("study sequence --device cpu --unknown", "sample mnist-ready --batch 4", "train digits --unknown 3"):
+        with pytest.raises(SystemExit):
+            main(words.split())
+        assert "is a setting" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_without_importing_torch(verb):
     code = """import sys; from ihdm.cli import main

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import os
 import select
@@ -23,7 +24,7 @@ from tyro.constructors import (
 )
 
 from ihdm import __version__
-from ihdm.config import presets, shipped
+from ihdm.config import presets, setting_rows, shipped
 from ihdm.disk import FULL
 from ihdm.errors import IhdmError, UsageError, unknown
 from ihdm.verbs.app import app
@@ -128,8 +129,27 @@ def _run(words: list[str]) -> None:
     elif words[0] not in VERBS:
         raise unknown("command", words[0], VERBS)
     else:
-        with OPTIONS:
-            tyro.cli(VERBS[words[0]], prog=f"ihdm {words[0]}", args=words[1:], config=AS_TYPED)
+        verb = VERBS[words[0]]
+        try:
+            with OPTIONS:
+                tyro.cli(verb, prog=f"ihdm {words[0]}", args=words[1:], config=AS_TYPED)
+        except SystemExit as refused:
+            options = inspect.signature(verb).parameters
+            if refused.code and "settings" in options:
+                _point_to_settings(words[1:], options)
+            raise
+
+
+def _point_to_settings(words: list[str], options: Iterable[str]) -> None:
+    """Say how settings are given, if some were typed like options of the command, such as --steps 1000."""
+    names = {name for name, _ in setting_rows() if name.partition(".")[2] not in options}
+    for word, value in zip(words, [*words[1:], "VALUE"]):
+        option, equals, behind = word.partition("=")
+        leaf = option.removeprefix("--").replace("-", "_")
+        meant = sorted((name for name in names if name.partition(".")[2] == leaf), reverse=True)  # trainer.* first
+        if option.startswith("--") and meant:
+            shown = " or ".join(f"--set {name}={behind if equals else value}" for name in meant)
+            print(f"ihdm: {leaf} is a setting; give it with {shown}", file=sys.stderr)
 
 
 @OPTIONS.primitive_rule

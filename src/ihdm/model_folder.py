@@ -90,7 +90,10 @@ def locate(name: str | Path, revision: str | None = None) -> Path:
     if here:
         return here[0]
     if str(name) in presets():
-        raise UsageError(f"{name} is a preset, not a model; train it (ihdm train {name}) and give its run folder")
+        ready = f"{name}-ready"
+        other = f", or take {ready}, which comes with ihdm" if ready in shipped() else ""
+        advice = f"train it (ihdm train {name}) and give its run folder{other}"
+        raise UsageError(f"{name} is a preset, not a model; {advice}")
     if folder.exists() or len(folder.parts) != 2 or str(name).startswith((".", "/", "~")):
         raise IhdmError(
             f"there is no model folder {name}; train one with `ihdm train`, use one that comes with ihdm "
