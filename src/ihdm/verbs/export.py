@@ -41,8 +41,6 @@ def export(
         out: a new folder
         format: a diffusers pipeline, ONNX graphs, torch.export programs, or a page that samples in the browser
     """
-    if format in ("onnx", "web"):
-        extras.check("ONNX", "onnx", *FOR_ONNX)
     check_new_folder(out, "export")
     from ihdm.export import folders
     from ihdm.model import Model
@@ -55,6 +53,8 @@ def export(
             f"{format} shows images, but {model} makes {domain.noun}s; use --format torch or --format onnx, whose "
             f"programs return arrays"
         )
+    if format in ("onnx", "web"):
+        extras.check("ONNX", "onnx", *FOR_ONNX)
     with replaced_folder(out) as folder:
         written = folders.write(loaded, format, folder)
     for name, difference in written.items():
