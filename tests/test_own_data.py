@@ -124,6 +124,19 @@ def test_classes_that_would_not_serve_are_refused(example):
         DataConfig("stars", kind="curve")
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["f4", ">f8", "f2", "?", "u1"])
+def test_arrays_may_be_of_any_type_and_lie_in_a_file(kind, example, tmp_path):
+    """Such as np.load(..., mmap_mode="r"), to which nothing can be written."""
+    np.save(tmp_path / "some.npy", (np.arange(32).reshape(4, 2, 4) % 3 == 0).astype(kind))
+    values = np.load(tmp_path / "some.npy", mmap_mode="r")
+    example.CurveDomain.read = classmethod(lambda cls, config: Found(cls((2, 4)), {"train": values}))
+    found = load_images(DataConfig("mine", kind="curves", holdout=0), None).train
+    assert found.dtype == torch.float32 and np.array_equal(found.numpy(), values.astype("f4"))
+    example.CurveDomain.read_one = classmethod(lambda cls, path: values[0])
+    assert read_one(tmp_path / "some.npy", example.CurveDomain((2, 4)), False).equal(found[0])
+
+
 def test_what_it_reads_is_checked(example, monkeypatch, tmp_path):
     domain = example.CurveDomain((2, 4))
     right = torch.rand(6, 2, 4)
