@@ -137,6 +137,18 @@ def test_arrays_may_be_of_any_type_and_lie_in_a_file(kind, example, tmp_path):
     assert read_one(tmp_path / "some.npy", example.CurveDomain((2, 4)), False).equal(found[0])
 
 
+def test_another_shape_than_is_asked_for_is_refused(example, monkeypatch):
+    found = Found(example.CurveDomain((2, 4)), {"train": torch.rand(6, 2, 4)})
+    monkeypatch.setattr(example.CurveDomain, "read", classmethod(lambda cls, config: found))
+    load_images(DataConfig("mine", kind="curves", size=4, channels=2), None)
+    for asked, words in (
+        ({"size": 8}, r"curves of 2x4, but data\.size=8"),
+        ({"channels": 1}, r"2x4, but data\.channels=1"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            data_domain(DataConfig("mine", kind="curves", **asked))
+
+
 def test_what_it_reads_is_checked(example, monkeypatch, tmp_path):
     domain = example.CurveDomain((2, 4))
     right = torch.rand(6, 2, 4)

@@ -18,6 +18,7 @@ from ihdm.domains import Domain, Found
 from ihdm.domains.domain import by
 from ihdm.errors import IhdmError, UsageError, unknown
 from ihdm.registry import DOMAINS
+from ihdm.settings import as_text
 
 SPLITS = "train", "test"
 
@@ -61,6 +62,11 @@ def _read(config: DataConfig) -> Found:
             raise unknown("split", split, SPLITS)
     if not len(found.values.get("train", ())):
         raise IhdmError(f"{config.source} has no {found.domain.noun}s to train on")
+    shape = found.domain.shape
+    for name, asked, there in (("size", config.size, shape[1:]), ("channels", config.channels, shape[0])):
+        if asked not in (None, there):
+            words = f"of {by(shape)}, but data.{name}={as_text(asked)} is asked for; auto takes them as they are"
+            raise UsageError(f"{config.source} has {found.domain.noun}s {words}")
     return found
 
 
