@@ -93,6 +93,9 @@ def test_commands_train_sample_measure_and_restore_it(example, tmp_path, capsys,
     typed("restore", "run", "files/000000.npy", "--blur-width", "2", "--n", "2", "--out", "r")
     assert sorted(path.name for path in Path("r").iterdir()) == ["00.npy", "01.npy", "input.npy", "restored.png"]
     assert read_config(tmp_path / "run" / "model").domain == example.CurveDomain((2, 16))
+    with pytest.raises(SystemExit):
+        main(["calibrate", "run", "--data", "stars"])
+    assert "networks on graphs have none" in capsys.readouterr().err
 
 
 def test_a_model_of_it_is_for_programs_that_register_it(example, tmp_path):
