@@ -23,7 +23,7 @@ from ihdm.config import (
 )
 from ihdm.errors import IhdmError, UsageError
 from ihdm.registry import NETWORKS, PROCESSES
-from ihdm.settings import setting, updated
+from ihdm.settings import setting, updated, words
 
 PAPER = {  # tables 1 and 2 of App. B: K, sigma_B_max, delta, size, multipliers, blocks, lr, attention sizes, ema, batch
     "mnist": (100, 20, 0.0125, 28, (1, 2, 2), 4, 1e-4, (7,), 0.999, 128),
@@ -144,6 +144,13 @@ def test_settings_are_read_by_type(word, expected):
 def test_wrong_settings_are_refused_with_what_to_do(word, message):
     with pytest.raises(UsageError, match=re.escape(message)):
         Config().with_settings([word])
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_settings_are_shown_as_they_can_be_typed(preset):
+    for section in vars(load_config(preset)).values():
+        typed = dict(word.split(" ", 1) for word in words(section))
+        assert updated(type(section)(), typed) == section
 
 
 def test_data_settings_made_in_python_are_checked_like_others():

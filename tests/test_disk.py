@@ -82,6 +82,11 @@ def test_links_are_followed_and_files_left_alone(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_the_path_of_a_picture_may_be_text(tmp_path):
+    pictures.animation(str(tmp_path / "new.gif"), [torch.rand(2, 3, 8, 8), torch.rand(2, 3, 8, 8)])
+    assert Image.open(tmp_path / "new.gif").n_frames == 2
+
+
 @pytest.mark.parametrize("name", ["old.png", "old.JPG", "old.gif"])
 def test_a_picture_that_a_full_disk_cuts_short_leaves_the_old_one(name, tmp_path, monkeypatch):
     path, states = tmp_path / name, [torch.rand(2, 3, 8, 8), torch.rand(2, 3, 8, 8)]

@@ -236,7 +236,7 @@ def broken_sets(folder) -> dict[str, tuple[str, str]]:
         "few-images-idx3-ubyte": ("3 labels for 4 images", ""),
         "cut-images-idx3-ubyte": ("not a complete idx1-ubyte file of labels", ""),
         "real.npz": ("a label of type float", "expected whole numbers or texts"),
-        "none.npz": ("has no labels", "train_labels"),
+        "none.npz": ("has no labels", "train_labels", "`labels`", "set data.labels=false"),
         "single.npz": ("1 labels for 4 images", ""),
         "some.npz": ("some.npz[2] has no label", "1 of 4"),
     }

@@ -93,6 +93,9 @@ def test_commands_train_sample_measure_and_restore_it(example, tmp_path, capsys,
     typed("restore", "run", "files/000000.npy", "--blur-width", "2", "--n", "2", "--out", "r")
     assert sorted(path.name for path in Path("r").iterdir()) == ["00.npy", "01.npy", "input.npy", "restored.png"]
     assert read_config(tmp_path / "run" / "model").domain == example.CurveDomain((2, 16))
+    with pytest.raises(SystemExit):
+        main(["calibrate", "run", "--data", "stars"])
+    assert "networks on graphs have none" in capsys.readouterr().err
 
 
 def test_a_model_of_it_is_for_programs_that_register_it(example, tmp_path):
@@ -122,6 +125,31 @@ def test_classes_that_would_not_serve_are_refused(example):
         DOMAINS.register("halves")(Half)
     with pytest.raises(UsageError, match="unknown kind of data 'curve'; did you mean 'curves'"):
         DataConfig("stars", kind="curve")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["f4", ">f8", "f2", "?", "u1"])
+def test_arrays_may_be_of_any_type_and_lie_in_a_file(kind, example, tmp_path):
+    """Such as np.load(..., mmap_mode="r"), to which nothing can be written."""
+    np.save(tmp_path / "some.npy", (np.arange(32).reshape(4, 2, 4) % 3 == 0).astype(kind))
+    values = np.load(tmp_path / "some.npy", mmap_mode="r")
+    example.CurveDomain.read = classmethod(lambda cls, config: Found(cls((2, 4)), {"train": values}))
+    found = load_images(DataConfig("mine", kind="curves", holdout=0), None).train
+    assert found.dtype == torch.float32 and np.array_equal(found.numpy(), values.astype("f4"))
+    example.CurveDomain.read_one = classmethod(lambda cls, path: values[0])
+    assert read_one(tmp_path / "some.npy", example.CurveDomain((2, 4)), False).equal(found[0])
+
+
+def test_another_shape_than_is_asked_for_is_refused(example, monkeypatch):
+    found = Found(example.CurveDomain((2, 4)), {"train": torch.rand(6, 2, 4)})
+    monkeypatch.setattr(example.CurveDomain, "read", classmethod(lambda cls, config: found))
+    load_images(DataConfig("mine", kind="curves", size=4, channels=2), None)
+    for asked, words in (
+        ({"size": 8}, r"curves of 2x4, but data\.size=8"),
+        ({"channels": 1}, r"2x4, but data\.channels=1"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            data_domain(DataConfig("mine", kind="curves", **asked))
 
 
 def test_what_it_reads_is_checked(example, monkeypatch, tmp_path):

@@ -30,7 +30,7 @@ from ihdm.studies.input_gradients import _within
 from ihdm.studies.interpolation import _roughness
 from ihdm.studies.lab import ANY_DATA, PAPER_WORDS, Lab, own_settings
 from ihdm.studies.power_spectrum import _slope
-from ihdm.studies.relatives import _timed
+from ihdm.studies.relatives import Relative, _timed
 from ihdm.studies.verdict import Verdict
 
 SLOW, FAR = pytest.mark.slow, ("sequence", "interpolation")
@@ -228,6 +228,12 @@ def test_relatives_differ_in_the_process_alone_whichever_the_preset_has(name, tm
         for lab, config in zip(labs, configs):
             assert config.trainer == lab.config.trainer
             assert (config.network, config.data) == (lab.config.network, lab.config.data)
+
+
+@pytest.mark.parametrize(("given", "steps"), [((), 300), (("trainer.steps=50",), 50)])
+def test_quick_relatives_train_for_half_the_usual_steps_or_for_those_that_are_given(given, steps, tmp_path):
+    lab = Lab(tmp_path, settings=given, quick=True)
+    assert lab.config.with_settings(Relative("kind=cold").words(lab)).trainer.steps == steps
 
 
 def test_a_model_is_named_by_its_images_and_by_what_is_not_usual(tmp_path):

@@ -67,7 +67,9 @@ def some_of(levels: Sequence[int], count: int) -> list[int]:
     return [levels[place] for place in sorted({round(i * most / max(count - 1, 1)) for i in range(count)})]
 
 
-def animation(path: Path, states: Sequence[Tensor], seconds: float = 4.0, hold: float = 1.5, cell: int = CELL) -> None:
+def animation(
+    path: str | Path, states: Sequence[Tensor], seconds: float = 4.0, hold: float = 1.5, cell: int = CELL
+) -> None:
     """A looping GIF of the states, each a batch shown as a grid; the last one stays for `hold` seconds."""
     frames = [grid(state, cell=cell).quantize(256) for state in states]
     step = max(20, round(1000 * seconds / len(frames)))
@@ -75,11 +77,11 @@ def animation(path: Path, states: Sequence[Tensor], seconds: float = 4.0, hold: 
     write(frames[0], path, save_all=True, append_images=frames[1:], duration=durations, loop=0)
 
 
-def write(picture: Image.Image, path: Path, **options: Any) -> None:
+def write(picture: Image.Image, path: str | Path, **options: Any) -> None:
     """Write a picture in the format that its name says; an older one of that name stays until this one is whole."""
     content = io.BytesIO()
-    picture.save(content, Image.registered_extensions()[path.suffix.lower()], **options)
-    target = real(path)
+    picture.save(content, Image.registered_extensions()[Path(path).suffix.lower()], **options)
+    target = real(Path(path))
     if target.exists() and not target.is_file():
         target.write_bytes(content.getvalue())  # a device or a pipe
     else:

@@ -22,7 +22,8 @@ from ihdm.labels import Labels
 COLUMNS = "label", "labels", "fine_label"  # of sets on the hub; the first that exists is used
 NO_LABELS = (
     "class folders (cat/1.png, dog/2.png), a file such as train-labels-idx1-ubyte.gz beside MNIST's, an array such as "
-    "train_labels in an npz file, .cls files in tar archives, or a column named label on the hub"
+    "train_labels in an npz file, .cls files in tar archives, a column named label on the hub, or the `labels` that a "
+    "kind of data of your own finds"
 )
 
 
@@ -35,7 +36,7 @@ def numbered(config: DataConfig, train: Pictures, held_out: Pictures) -> tuple[L
         return Labels(), None, None
     source, names, others = config.source, named(train), named(held_out)
     if not any(names):
-        raise UsageError(f"{source} has no labels; expected {NO_LABELS}. Without labels, leave out data.labels=true")
+        raise UsageError(f"{source} has no labels; expected {NO_LABELS}. Without labels, set data.labels=false")
     found = Counter(names)
     for pictures, each in ((train, names), (held_out, others)):
         if "" in each:

@@ -83,7 +83,6 @@ def _view(places: Array, faces: Tensor | None) -> tuple[Array, Array, Array]:
             nodes[spot], weights[spot], brightness[spot] = node, (1, 0, 0), 1
         return nodes, weights, brightness
     corners = faces.cpu().numpy()
-    corners = faces.cpu().numpy()
     x, y = columns[corners], rows[corners]
     twice = (x[:, 1] - x[:, 0]) * (y[:, 2] - y[:, 0]) - (x[:, 2] - x[:, 0]) * (y[:, 1] - y[:, 0])  # the areas as seen
     sides = [np.stack([v.min(1).clip(0), v.max(1) + 1], 1).clip(None, SIZE).astype(int).tolist() for v in (y, x)]

@@ -58,6 +58,7 @@ def _calibrate(folder: Path, data: str, n: int, width_steps: int, resize: bool, 
     from ihdm import evaluation, judgement
     from ihdm.data import evenly_taken
     from ihdm.engine import placed
+    from ihdm.graph import GraphLaplacian
     from ihdm.model import Model
     from ihdm.model_folder import FAMILIAR, READER, write_tensors
     from ihdm.progress import progress_bar
@@ -65,7 +66,7 @@ def _calibrate(folder: Path, data: str, n: int, width_steps: int, resize: bool, 
 
     place = computing.place()
     loaded = Model.from_pretrained(folder)
-    if loaded.config.domain.kind == "graphs":
+    if isinstance(loaded.config.domain.laplacian, GraphLaplacian):
         raise UsageError("calibration looks at feature maps on grids, and networks on graphs have none")
     loaded.restorer().judge()  # refuses other models that cannot be calibrated
     images = evaluation.images_for(loaded, data, resize, name=str(folder))
