@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,12 @@ def test_a_picture_that_a_full_disk_cuts_short_leaves_the_old_one(name, tmp_path
         with pytest.raises(ZeroDivisionError):
             draw()
     assert path.read_bytes() == old and [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other permissions")
+def test_a_replaced_file_keeps_its_permissions(tmp_path):
+    path = tmp_path / "private.txt"
+    replaced_text(path, "old")
+    path.chmod(0o600)
+    replaced_text(path, "new")
+    assert path.read_text() == "new" and path.stat().st_mode & 0o777 == 0o600

@@ -90,13 +90,15 @@ def replaced_text(path: Path, text: str) -> None:
 
 
 def replaced_file(path: Path, content: bytes) -> None:
-    """Write a file; whenever the process dies, the old or the new one is there, whole."""
+    """Write a file; whenever the process dies, the old or the new one is there, whole, with the same permissions."""
     fresh = path.with_name(f".{path.name}.new")
     try:
         with fresh.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, fresh)
         os.replace(fresh, path)
     except BaseException:
         fresh.unlink(missing_ok=True)
